@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from orca_jax import AsyncLLM, SamplingParams
-from orca_jax.errors import RequestError
+from orca_jax.values.errors import RequestError
 
 PARAMS = SamplingParams(max_tokens=64, temperature=0.0, stop=("\n\n",))
 

@@ -19,9 +19,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.config import ModelConfig
 from orca_jax.model.layers import Linear, Maker, Table
 from orca_jax.model.own import OwnDecoder, own_config
+from orca_jax.values.config import ModelConfig
 
 
 class Layer(nnx.Module):
@@ -44,7 +44,10 @@ class Layer(nnx.Module):
         """Run one layer on all tokens."""
         of_attention, of_mlp = self.branch_weights[...].astype(jnp.float32)
         inputs = normalised(x)
-        split = (project(inputs).reshape(len(x), -1, self.head_dim) for project in (self.query, self.key, self.value))
+        split = (
+            project(inputs).reshape(len(x), -1, self.head_dim)
+            for project in (self.query, self.key, self.value)
+        )
         heads, cache = attend(jnp.int32(number), *split, cache)
         x = x + of_attention * self.out(heads.reshape(len(x), -1))
         hidden = jax.nn.relu(self.up(normalised(x)))
@@ -72,7 +75,12 @@ class SquaredReluGPT(OwnDecoder):
         )
 
     def __call__(
-        self, inputs: jax.Array, positions: jax.Array, attend: Any, cache: Any, keep: jax.Array | None = None
+        self,
+        inputs: jax.Array,
+        positions: jax.Array,
+        attend: Any,
+        cache: Any,
+        keep: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Hidden vectors of all tokens, or of those in `keep`."""
         x = self.embedding(inputs) + self.positions(positions)
@@ -93,10 +101,19 @@ def normalised(x: jax.Array) -> jax.Array:
 
 def save_untrained(directory: Path) -> None:
     """Write a model directory: config.json, and the state of a module as a training script would save it."""
-    values = {"vocab_size": 258, "depth": 2, "width": 32, "heads": 4, "context": 128, "eos_token_id": 257}
+    values = {
+        "vocab_size": 258,
+        "depth": 2,
+        "width": 32,
+        "heads": 4,
+        "context": 128,
+        "eos_token_id": 257,
+    }
     (directory / "config.json").write_text(json.dumps(values))
     config = SquaredReluGPT.config_from_json(values)
-    model = SquaredReluGPT(config, Maker(jnp.dtype("float32"), nnx.Rngs(0)), vocab_rows=config.vocab_size)
+    model = SquaredReluGPT(
+        config, Maker(jnp.dtype("float32"), nnx.Rngs(0)), vocab_rows=config.vocab_size
+    )
     with ocp.CheckpointManager(directory / "params") as manager:
         manager.save(1000, args=ocp.args.StandardSave({"model": nnx.state(model)}))
 
@@ -105,7 +122,13 @@ def main() -> None:
     """Save a model, and serve it."""
     with tempfile.TemporaryDirectory() as folder:
         save_untrained(Path(folder))
-        llm = LLM(model=folder, decoder=SquaredReluGPT, tokenizer="byte", max_num_seqs=4, max_num_batched_tokens=64)
+        llm = LLM(
+            model=folder,
+            decoder=SquaredReluGPT,
+            tokenizer="byte",
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+        )
         for output in llm.generate(["One", "Two"], SamplingParams(max_tokens=8), use_tqdm=False):
             print(output.prompt, output.outputs[0].token_ids)
 

@@ -31,7 +31,8 @@ RHYME = (
     "Up above the world so high,",
     "Like a diamond in the sky.",
 )
-VOCAB, LENGTH, SHOWN = 257, 32, 6  # ids of bytes and an end token, characters of a line, and of a prompt
+# ids of bytes and an end token, characters of a line, and of a prompt
+VOCAB, LENGTH, SHOWN = 257, 32, 6
 CONFIG = {
     "model_type": "gpt2",
     "n_layer": 2,
@@ -55,7 +56,9 @@ class Report(NamedTuple):
     sample_seconds: float
 
 
-def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array, cache: None) -> tuple[jax.Array, None]:
+def attend(
+    layer: Any, q: jax.Array, k: jax.Array, v: jax.Array, cache: None
+) -> tuple[jax.Array, None]:
     """Causal attention within each sequence of the merged tokens. Training keeps no KV cache."""
     split = (x.reshape(-1, LENGTH - 1, *x.shape[1:]) for x in (q, k, v))
     return jax.nn.dot_product_attention(*split, is_causal=True).reshape(q.shape), None
@@ -88,11 +91,17 @@ def train(folder: Path, rounds: int, steps: int) -> Report:
     saver = ocp.CheckpointManager(folder / "params")
     saver.save(0, args=ocp.args.StandardSave({"model": nnx.state(model)}))
     saver.wait_until_finished()
-    llm = LLM(str(folder), tokenizer="byte", dtype="float32", max_num_seqs=4, max_num_batched_tokens=32)
+    llm = LLM(
+        str(folder), tokenizer="byte", dtype="float32", max_num_seqs=4, max_num_batched_tokens=32
+    )
     lines = np.array([list(line.ljust(LENGTH).encode()) for line in RHYME], np.int32)
     prompts, answers = [line[:SHOWN] for line in RHYME], lines[:, SHOWN:]
     batch = jnp.asarray(lines)
-    losses, right, seconds = list[float](), list[float](), dict.fromkeys(("train", "update", "sample"), 0.0)
+    losses, right, seconds = (
+        list[float](),
+        list[float](),
+        dict.fromkeys(("train", "update", "sample"), 0.0),
+    )
     for number in range(rounds):
         begun = time.perf_counter()
         for _ in range(steps):
@@ -107,23 +116,34 @@ def train(folder: Path, rounds: int, steps: int) -> Report:
         texts = [output.outputs[0].token_ids for output in outputs]
         texts = np.array([[*ids, *[VOCAB] * (LENGTH - SHOWN - len(ids))] for ids in texts])
         right.append(float((texts == answers).mean()))
-        sure = np.exp(np.mean([output.outputs[0].cumulative_logprob for output in outputs]) / PARAMS.max_tokens)
+        sure = np.exp(
+            np.mean([output.outputs[0].cumulative_logprob for output in outputs])
+            / PARAMS.max_tokens
+        )
         print(f"round {number + 1}: loss {losses[-1]:.3f}, {right[-1]:.0%} of the sampled characters are right, "
               f"mean probability {sure:.2f}: {outputs[0].outputs[0].text.strip()!r}")  # fmt: skip
-        for name, span in (("train", trained - begun), ("update", updated - trained), ("sample", sampled - updated)):
+        for name, span in (
+            ("train", trained - begun),
+            ("update", updated - trained),
+            ("sample", sampled - updated),
+        ):
             seconds[name] += span
     saver.save(rounds * steps, args=ocp.args.StandardSave({"model": nnx.state(model)}))
     saver.close()
     before = [output.outputs[0].token_ids for output in outputs]
     llm.update_params(folder)  # the saved model, as another process would take it
-    assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == before
+    assert [
+        output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)
+    ] == before
     llm.close()
     return Report(losses, right, seconds["train"], seconds["update"], seconds["sample"])
 
 
 def main() -> None:
     """Train, and print the time of each part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="number of updates of the engine")
     parser.add_argument("--steps", type=int, default=20, help="steps of training in each round")
     args = parser.parse_args()

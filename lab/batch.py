@@ -20,12 +20,17 @@ from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
-from orca_jax.bench.measure import run_workload, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError, EngineError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.tools.bench.measure import run_workload, warm_up
+from orca_jax.tools.bench.workload.generate import (
+    WorkloadRequest,
+    add_workload_args,
+    workload_from_args,
+    workload_settings,
+)
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError, EngineError
 
 
 class Pass(NamedTuple):
@@ -38,7 +43,7 @@ class Pass(NamedTuple):
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
     add_workload_args(parser)
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each kind (default: 3)")
+    add_number(parser, "--rounds", 3, "passes of each kind")
     # All passes have the same prompts, so with prefix caching later ones would find most of them in the cache.
     add_engine_args(parser, model="demo", enable_prefix_caching=False)
 
@@ -50,11 +55,15 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     with build_engine(config) as built:
         vocab_size = built.model_config.vocab_size
-        workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None)
+        workload = workload_from_args(
+            args, vocab_size=vocab_size, max_model_len=built.max_model_len, rate=None
+        )
         warm_up(built.engine, workload)
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "in.jsonl"
-            source.write_bytes(b"".join(_line(config.model, number, one) for number, one in enumerate(workload)))
+            source.write_bytes(
+                b"".join(_line(config.model, number, one) for number, one in enumerate(workload))
+            )
             offline, batch, last = _rounds(config, built, workload, source, args.rounds)
     tokens = sum(request.num_output for request in workload)
     pairs = list(zip(offline, batch, strict=True))
@@ -68,13 +77,25 @@ def run(args: argparse.Namespace) -> None:
         "offline_wall_s": [one.wall for one in offline],
         "batch_wall_s": [one.wall for one in batch],
     }
-    print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds", result)
-    whole = {**result, "last_batch": last, "hardware": hardware(), "config": dataclasses.asdict(config)}
+    print_table(
+        f"{config.model}, {args.num_requests} requests of {args.trace}, {args.rounds} rounds",
+        result,
+    )
+    whole = {
+        **result,
+        "last_batch": last,
+        "hardware": hardware(),
+        "config": dataclasses.asdict(config),
+    }
     print(json.dumps({**whole, **workload_settings(args)}))
 
 
 def _rounds(
-    config: EngineConfig, built: Built, workload: Sequence[WorkloadRequest], source: Path, rounds: int
+    config: EngineConfig,
+    built: Built,
+    workload: Sequence[WorkloadRequest],
+    source: Path,
+    rounds: int,
 ) -> tuple[list[Pass], list[Pass], dict[str, Any]]:
     """Run all passes, and take turns with the kind that runs first.
 
@@ -108,7 +129,17 @@ def _cpu_us(passes: Sequence[Pass], workload: Sequence[WorkloadRequest]) -> floa
 
 def _line(model: str, number: int, request: WorkloadRequest) -> bytes:
     """Return a row with the parameters that `run_workload` gives to the request."""
-    body = {"model": model, "prompt": request.prompt_ids, "max_tokens": request.num_output, "temperature": 0}
+    body = {
+        "model": model,
+        "prompt": request.prompt_ids,
+        "max_tokens": request.num_output,
+        "temperature": 0,
+    }
     body |= {"seed": number, "ignore_eos": True}
-    row = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+    row = {
+        "custom_id": f"request-{number}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": body,
+    }
     return msgspec.json.encode(row) + b"\n"

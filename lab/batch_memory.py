@@ -10,26 +10,24 @@ import time
 from pathlib import Path
 
 from orca_jax.assembly.choices import TOY
-from orca_jax.errors import ConfigError, EngineError
-from orca_jax.processor import cpu_name
-from orca_jax.reporting import print_table
+from orca_jax.flags import add_number
+from orca_jax.helpers.processor import cpu_name
+from orca_jax.helpers.reporting import print_table
+from orca_jax.values.errors import ConfigError, EngineError
 
 POLL_SECONDS = 0.1
-NUM_PAGES = 2048  # so few that all runs fill the prefix cache, which has about a kilobyte of the host for each page
+# so few that all runs fill the prefix cache, which has about a kilobyte of the host for each page
+NUM_PAGES = 2048
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
+    add_number(parser, "--rows", [10_000, 100_000], "rows of each run", nargs="+")
     parser.add_argument(
-        "--rows",
-        type=int,
-        nargs="+",
-        default=[10_000, 100_000],
-        metavar="N",
-        help="rows of each run (default: 10000 100000)",
-    )
-    parser.add_argument(
-        "--order", choices=("input", "finished"), default="input", help="order of the output (default: input)"
+        "--order",
+        choices=("input", "finished"),
+        default="input",
+        help="order of the output (default: input)",
     )
 
 
@@ -46,13 +44,34 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measure(folder: Path, num_rows: int, order: str) -> dict[str, float]:
-    source, output = folder / "in.jsonl", folder / "out.jsonl"
+    source = folder / "in.jsonl"
+    output = folder / "out.jsonl"
     with source.open("w", encoding="utf-8") as file:
         for number in range(num_rows):
-            body = {"model": TOY, "prompt": f"p {number}", "max_tokens": 1 + number % 4, "temperature": 0}
-            row = {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            body = {
+                "model": TOY,
+                "prompt": f"p {number}",
+                "max_tokens": 1 + number % 4,
+                "temperature": 0,
+            }
+            row = {
+                "custom_id": f"row-{number}",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": body,
+            }
             file.write(json.dumps(row) + "\n")
-    command = [sys.executable, "-m", "orca_jax.batch", "-i", str(source), "-o", str(output), "--model", TOY]
+    command = [
+        sys.executable,
+        "-m",
+        "orca_jax.batch",
+        "-i",
+        str(source),
+        "-o",
+        str(output),
+        "--model",
+        TOY,
+    ]
     command += ["--order", order, "--num-pages", str(NUM_PAGES)]
     start = time.monotonic()
     peak = 0.0
@@ -64,7 +83,9 @@ def _measure(folder: Path, num_rows: int, order: str) -> dict[str, float]:
     with output.open("rb") as file:
         written = sum(1 for _ in file)
     if process.returncode or written != num_rows:
-        raise EngineError(f"{written} of {num_rows} rows were written; exit code {process.returncode}")
+        raise EngineError(
+            f"{written} of {num_rows} rows were written; exit code {process.returncode}"
+        )
     return {"rows": num_rows, "peak_mib": peak, "wall_s": wall, "rows_per_s": num_rows / wall}
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orca_jax.assembly.choices import PAGE_SIZE
-from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape, form_groups
-from orca_jax.config import CacheConfig
-from orca_jax.plan.accelerators import GIB
-from orca_jax.plan.memory import Capacity, Split
-from orca_jax.reporting import print_table
+from orca_jax.helpers.reporting import print_table
 from orca_jax.sched.kv import KVManager
+from orca_jax.tools.plan.accelerators import GIB
+from orca_jax.tools.plan.memory import Capacity, Split
+from orca_jax.values.cache_spec import LayerCache, LayerGroup, PageShape, form_groups
+from orca_jax.values.config import CacheConfig
 
 CONTEXTS = (1024, 8192, 32768)
 MEMORY = 64 * GIB  # of bfloat16 pages
@@ -50,32 +50,46 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for each model and a line of JSON. Return 1 if too few requests fit."""
-    found = {name: [held(pattern, context) for context in CONTEXTS] for name, pattern in PATTERNS.items()}
-    for name, rows in found.items():
-        for row in rows:
+    found = {}
+    holds_too_few = False
+    for name, pattern in PATTERNS.items():
+        found[name] = [held(pattern, context) for context in CONTEXTS]
+        for row in found[name]:
             print_table(f"{name}, {row['tokens']} tokens in {MEMORY // GIB} GiB", row)
+            holds_too_few |= row["share"] < pattern.share
     print(json.dumps(found))
-    return int(any(row["share"] < PATTERNS[name].share for name, rows in found.items() for row in rows))
+    return int(holds_too_few)
 
 
 def held(pattern: Pattern, context: int) -> dict[str, float]:
     """The requests that fit, by their bytes, by `plan` and by the pools, and the least share of the first."""
-    groups, tokens = form_groups(pattern.layers, max(CONTEXTS)), context - _UNUSED
+    groups = form_groups(pattern.layers, max(CONTEXTS))
+    tokens = context - _UNUSED
     (block,) = {2 * PAGE_SIZE * group.pages_per_block * group.shape.token_size for group in groups}
     number = MEMORY // block
-    needed = sum(2 * layer.shape.token_size * min(tokens, layer.window or tokens) for layer in pattern.layers)
+    needed = sum(
+        2 * layer.shape.token_size * min(tokens, layer.window or tokens) for layer in pattern.layers
+    )
     cache = CacheConfig(groups, (number,), PAGE_SIZE, "bfloat16")
     planned = Capacity(Split(1, 1), (), 1, max(CONTEXTS), tokens, cache).cache_tokens // tokens
-    allowed, counted = MEMORY // needed, filled(groups, number, tokens)
+    allowed = MEMORY // needed
+    counted = filled(groups, number, tokens)
     share = min(planned, counted) / allowed
-    return {"tokens": tokens, "allowed": allowed, "planned": planned, "in pools": counted, "share": round(share, 3)}
+    return {
+        "tokens": tokens,
+        "allowed": allowed,
+        "planned": planned,
+        "in pools": counted,
+        "share": round(share, 3),
+    }
 
 
 def filled(groups: Sequence[LayerGroup], num_blocks: int, tokens: int) -> int:
     """Requests that the pools hold together: prompts in chunks, and a token more, until one lacks blocks."""
     kv = KVManager((num_blocks,), PAGE_SIZE, num_blocks, groups=groups, longest=CHUNK)
     while True:
-        row, start = kv.acquire_row(), 0
+        row = kv.acquire_row()
+        start = 0
         while start < tokens:
             size = min(CHUNK, tokens - 1 - start) or 1
             kv.leave(row, start)

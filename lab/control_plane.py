@@ -24,13 +24,15 @@ from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.messages import Iteration, decode_call, encode
-from orca_jax.cluster.sockets import bind, leader_socket, worker_socket
-from orca_jax.config import EngineConfig
-from orca_jax.observer import Observer
-from orca_jax.reporting import percentile, rounded, write_file
-from orca_jax.request import SamplingParams
+from orca_jax.cluster.sockets import bind
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import percentile, rounded, write_file
+from orca_jax.sched.observer import Observer
 from orca_jax.sched.pool import RequestPool
-from orca_jax.step import ExecutorStats, StepPlan
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import ExecutorStats, StepPlan
 
 RESULT = Path(__file__).parent / "results" / "control.json"
 WAYS = ("zeromq", "collective")
@@ -40,20 +42,28 @@ Taken = dict[str, dict[str, list[float]]]
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("--rows", type=int, default=256, metavar="N", help="running requests (default: 256)")
-    parser.add_argument("--passes", type=int, default=5, metavar="N", help="over all plans, by turns (default: 5)")
+    add_number(parser, "--rows", 256, "running requests")
+    add_number(parser, "--passes", 5, "over all plans, by turns")
     parser.add_argument("--record", action="store_true", help="write the result into lab/results")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; print JSON."""
-    config = EngineConfig("preset:toy", scheduler="orca", max_num_seqs=args.rows, max_model_len=NUM_INPUT + NUM_OUTPUT)
+    config = EngineConfig(
+        "preset:toy", scheduler="orca", max_num_seqs=args.rows, max_model_len=NUM_INPUT + NUM_OUTPUT
+    )
     payloads = plans(config)
-    found = surroundings(config) | {"rows": args.rows, "plans": len(payloads), "passes": args.passes}
+    found = surroundings(config) | {
+        "rows": args.rows,
+        "plans": len(payloads),
+        "passes": args.passes,
+    }
     taken, machine = Quiet().run_quietly(lambda: measure(payloads, args.passes))
     found |= machine | {"median_bytes": statistics.median(map(len, payloads))}
     for way in WAYS:
-        found[way] = {f"median_{name}_us": 1e6 * statistics.median(each) for name, each in taken[way].items()}
+        found[way] = {
+            f"median_{name}_us": 1e6 * statistics.median(each) for name, each in taken[way].items()
+        }
         found[way]["p99_trip_us"] = 1e6 * percentile(taken[way]["trip"], 99)
     found = rounded(found)
     if args.record:
@@ -84,9 +94,13 @@ def plans(config: EngineConfig) -> list[bytes]:
 
 def measure(payloads: list[bytes], passes: int) -> Taken:
     """Send all plans by each way, in turn: seconds of the leader's call, and until the answer, for each plan."""
-    spawn, port = multiprocessing.get_context("spawn"), free_ports()
+    spawn = multiprocessing.get_context("spawn")
+    port = free_ports()
     here, there = spawn.Pipe(duplex=False)
-    both = [spawn.Process(target=each, args=(port, payloads, passes, there), daemon=True) for each in (_lead, _follow)]
+    both = [
+        spawn.Process(target=each, args=(port, payloads, passes, there), daemon=True)
+        for each in (_lead, _follow)
+    ]
     for process in both:
         process.start()
     there.close()
@@ -97,13 +111,16 @@ def measure(payloads: list[bytes], passes: int) -> Taken:
 
 
 def _lead(port: int, payloads: list[bytes], passes: int, result: Connection) -> None:
-    broadcast, socket = _broadcast(port, 0, payloads), leader_socket(zmq.Context(), None)
+    broadcast = _broadcast(port, 0, payloads)
+    socket = zmq.Context().socket(zmq.ROUTER)  # without keys: the cost of messages alone
     bind(socket, "127.0.0.1", port)
     name = socket.recv_multipart()[0]  # the worker is ready
     taken: Taken = {way: {"host": [], "trip": []} for way in WAYS}
     for way, payload in product(WAYS * passes, payloads):
         begin = time.perf_counter()
-        socket.send_multipart((name, payload), zmq.NOBLOCK) if way == "zeromq" else broadcast(payload)
+        socket.send_multipart((name, payload), zmq.NOBLOCK) if way == "zeromq" else broadcast(
+            payload
+        )
         sent = time.perf_counter()
         socket.recv_multipart()
         taken[way]["trip"].append(time.perf_counter() - begin)
@@ -112,12 +129,17 @@ def _lead(port: int, payloads: list[bytes], passes: int, result: Connection) -> 
 
 
 def _follow(port: int, payloads: list[bytes], passes: int, _: Connection) -> None:
-    broadcast, socket = _broadcast(port, 1, payloads), worker_socket(zmq.Context(), None, b"worker")
+    broadcast = _broadcast(port, 1, payloads)
+    socket = zmq.Context().socket(zmq.DEALER)
     socket.connect(f"tcp://127.0.0.1:{port}")
     socket.send(b"ready")
     plans = [(len(payload), decode_call(payload)) for payload in payloads]
     for way, (size, plan) in product(WAYS * passes, plans):
-        payload = socket.recv() if way == "zeromq" else np.asarray(broadcast(b"").addressable_data(0)).tobytes()
+        payload = (
+            socket.recv()
+            if way == "zeromq"
+            else np.asarray(broadcast(b"").addressable_data(0)).tobytes()
+        )
         received = decode_call(payload[:size])
         socket.send(b"")
         assert received == plan
@@ -129,10 +151,15 @@ def _broadcast(port: int, rank: int, payloads: list[bytes]) -> Any:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_num_cpu_devices", 1)
-    jax.distributed.initialize(f"127.0.0.1:{port + 2}", 2, rank, cluster_detection_method="deactivate")
-    mesh, capacity = Mesh(np.array(jax.devices()), ("process",)), 4 * -(-max(map(len, payloads)) // 4)
+    jax.distributed.initialize(
+        f"127.0.0.1:{port + 2}", 2, rank, cluster_detection_method="deactivate"
+    )
+    mesh = Mesh(np.array(jax.devices()), ("process",))
+    capacity = 4 * ceil_div(max(map(len, payloads)), 4)
     split = NamedSharding(mesh, PartitionSpec("process"))
-    program = jax.jit(lambda words: words.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    program = jax.jit(
+        lambda words: words.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec())
+    )
 
     def broadcast(payload: bytes) -> jax.Array:
         words = np.frombuffer(payload.ljust(capacity, b"\0"), np.int32)[None]
@@ -146,5 +173,8 @@ def block() -> str:
     """The table of the recorded result, in Markdown."""
     found = json.loads(RESULT.read_text(encoding="utf-8"))
     names = ("median_host_us", "median_trip_us", "p99_trip_us")
-    rows = [[way, *(f"{found[way][name]:,.0f}" for name in names)] for way in WAYS]
+    rows = []
+    for way in WAYS:
+        times = [f"{found[way][name]:,.0f}" for name in names]
+        rows.append([way, *times])
     return f"{table(['plan by', 'call, us', 'until the answer, us', 'p99, us'], rows)}\n{machine_of(found, [found])}."

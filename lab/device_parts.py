@@ -8,18 +8,24 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import jax
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import run_workload, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.tools.bench.measure import run_workload, warm_up
+from orca_jax.tools.bench.workload.generate import (
+    WorkloadRequest,
+    add_workload_args,
+    workload_from_args,
+    workload_settings,
+)
+from orca_jax.values.errors import ConfigError
 
 Operation = tuple[str, str]
 """Module and instruction. Both are needed, since layers and samplers have instructions with the same names."""
@@ -37,7 +43,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the workload under the profiler; print a table and a line of JSON."""
     config = engine_config_from_args(args)
     with build_engine(config) as built:
-        vocab_size, most = built.model_config.vocab_size, built.max_model_len
+        vocab_size = built.model_config.vocab_size
+        most = built.max_model_len
         workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=most, rate=None)
         warm_up(built.engine, workload)
         parts = profile(built.engine, workload)
@@ -62,7 +69,8 @@ def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, fl
     if not isinstance(engine.executor, JaxExecutor):
         raise ConfigError("the toy model has no device to profile; give another one", param="model")
     parts: dict[Operation, str] = {}
-    for program in (program for stage in engine.executor.stages for program in stage.programs.values()):
+    programs = chain.from_iterable(stage.programs.values() for stage in engine.executor.stages)
+    for program in programs:
         text = program.as_text() or ""
         module = text.removeprefix("HloModule ").partition(",")[0]
         parts |= {(module, name): _part(op) for name, op in _INSTRUCTION.findall(text)}
@@ -76,13 +84,16 @@ def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, fl
 
 
 def _part(op_name: str) -> str:
-    return next((part for part in ("attention", "sampling") if f"/{part}/" in op_name), "token-wise")
+    return next(
+        (part for part in ("attention", "sampling") if f"/{part}/" in op_name), "token-wise"
+    )
 
 
 def _module(event: jax.profiler.ProfileEvent) -> str:
     """Return the module of an operation, or an empty string."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # jax: "builtin type event_stats has no __module__"
+        # jax: "builtin type event_stats has no __module__"
+        warnings.simplefilter("ignore", DeprecationWarning)
         return next((str(value) for name, value in event.stats if name == "hlo_module"), "")
 
 
@@ -92,7 +103,11 @@ def _own_time(dump: Path, parts: dict[Operation, str]) -> Counter[str]:
     names = {name for _, name in parts}
     for plane in jax.profiler.ProfileData.from_file(str(dump)).planes:
         for line in plane.lines:
-            operations = [(e.start_ns, -e.duration_ns, (_module(e), e.name)) for e in line.events if e.name in names]
+            operations = [
+                (e.start_ns, -e.duration_ns, (_module(e), e.name))
+                for e in line.events
+                if e.name in names
+            ]
             stack: list[tuple[float, str]] = []  # (end, part) of the enclosing operations
             for start, negative, operation in sorted(operations):
                 if operation not in parts:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.errors import OrcaError
-from orca_jax.reporting import hardware, print_table
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.values.errors import OrcaError
 
 _TREE = Path(__file__).parents[1]
 
@@ -36,7 +36,8 @@ def measure_install(tree: Path = _TREE) -> dict[str, float]:
         OrcaError: a command failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        place, wheels = Path(folder) / "venv", Path(folder) / "wheels"
+        place = Path(folder) / "venv"
+        wheels = Path(folder) / "wheels"
         pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
         venv_s = _timed([sys.executable, "-m", "venv", str(place)])
         install_s = _timed([*pip, "install", str(tree)])

@@ -1,8 +1,9 @@
 """Measure the value of length prediction: the order of each predictor, and the latency under it.
 
-Requests and true lengths come from `scripts/log_lengths.py`, on questions outside of all training data. All requests
-have the same `max_tokens`. One comparison runs on the engine. The table over loads and seeds is simulated, with an
-iteration cost fitted to the first pass on the engine; 100 % load is the throughput with all requests at once.
+Requests and true lengths come from `lab/measured/log_lengths.py`, on questions outside of all training data.
+All requests have the same `max_tokens`. One comparison runs on the engine. The table over loads and seeds is
+simulated, with an iteration cost fitted to the first pass on the engine; 100 % load is the throughput with all
+requests at once.
 """
 
 import argparse
@@ -13,22 +14,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lab.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
+from lab.logged_answers import (
+    LoggedAnswers,
+    PassRunner,
+    Served,
+    latency_figures,
+    poisson,
+    read_answers,
+)
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bundled import ranker_directory
-from orca_jax.config import OrderingName
-from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table, print_warning
-from orca_jax.request import SamplingParams
-from orca_jax.sched.pool import ClientBound, Predictor
-from orca_jax.sched.predict import Oracle, RunningQuantiles, Scored
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.bundled import ranker_directory
+from orca_jax.helpers.reporting import hardware, print_table, print_warning
+from orca_jax.sched.pool import ClientBound
+from orca_jax.sched.predict import EnginePredictor, Oracle, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
-from orca_jax.timeline.fit import Fit, fit_cost
+from orca_jax.tools.timeline.fit import Fit, fit_cost
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
 
 if TYPE_CHECKING:
-    from orca_jax.ranker.scorer import Scorer
+    from orca_jax.tools.ranker.scorer import Scorer
 
 
 class TimedScorer:
@@ -49,32 +56,27 @@ class TimedScorer:
 class Contestant:
     """An ordering with its predictor."""
 
-    policy: OrderingName
-    predictor: Callable[[LoggedAnswers], Predictor]
+    policy: str
+    predictor: Callable[[LoggedAnswers], EnginePredictor]
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
-    parser.add_argument("--log", required=True, metavar="FILE", help="file written by scripts/log_lengths.py")
     parser.add_argument(
-        "--ranker", default="demo", metavar="NAME", help='length ranker: "demo" or a directory (default: demo)'
+        "--log", required=True, metavar="FILE", help="file written by lab/measured/log_lengths.py"
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=400, metavar="N", help="max_tokens of every request (default: 400)"
+        "--ranker",
+        default="demo",
+        metavar="NAME",
+        help='length ranker: "demo" or a directory (default: demo)',
     )
-    parser.add_argument(
-        "--load", type=float, nargs="+", default=[0.8, 1.2], metavar="X", help="simulated loads (default: 0.8 1.2)"
-    )
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="simulated runs per load (default: 5)")
-    parser.add_argument(
-        "--num-requests", type=int, default=600, metavar="N", help="requests per simulated run (default: 600)"
-    )
-    parser.add_argument(
-        "--real-requests", type=int, default=80, metavar="N", help="requests per pass of the engine (default: 80)"
-    )
-    parser.add_argument(
-        "--real-load", type=float, default=1.2, metavar="X", help="load of the engine in these passes (default: 1.2)"
-    )
+    add_number(parser, "--max-tokens", 400, "max_tokens of every request")
+    add_number(parser, "--load", [0.8, 1.2], "simulated loads", nargs="+", metavar="X")
+    add_number(parser, "--seeds", 5, "simulated runs per load")
+    add_number(parser, "--num-requests", 600, "requests per simulated run")
+    add_number(parser, "--real-requests", 80, "requests per pass of the engine")
+    add_number(parser, "--real-load", 1.2, "load of the engine in these passes", metavar="X")
     # Each contestant has its ordering and its predictor, and the timelines stay in memory.
     chosen = ("scheduling_policy", "length_predictor", "trace_file")
     add_engine_args(parser, without=chosen, model="demo", scheduler="chunked", max_num_seqs=16)
@@ -82,10 +84,15 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure and simulate; print tables and a line of JSON."""
-    if min(args.seeds, args.num_requests, args.real_requests) < 1 or min(*args.load, args.real_load) <= 0:
-        raise ConfigError("seeds, num_requests and real_requests must be at least 1, and loads above 0", "load")
+    if (
+        min(args.seeds, args.num_requests, args.real_requests) < 1
+        or min(*args.load, args.real_load) <= 0
+    ):
+        raise ConfigError(
+            "seeds, num_requests and real_requests must be at least 1, and loads above 0", "load"
+        )
     answers = read_answers(args.log, args.max_tokens)
-    from orca_jax.ranker.storage import load_scorer  # it imports JAX, and help comes at once
+    from orca_jax.tools.ranker.storage import load_scorer  # it imports JAX, and help comes at once
 
     scorer = load_scorer(ranker_directory(args.ranker))
     config = engine_config_from_args(args)
@@ -100,8 +107,17 @@ def run(args: argparse.Namespace) -> None:
     print_table("Kendall's tau against the true lengths", taus)
     simulated = _simulate(runner, answers, scorer, fit.cost, args)
     print_warning(fit.warning)
-    settings = {name: getattr(args, name) for name in ("log", "ranker", "load", "seeds", "num_requests", "real_load")}
-    line = {"tau": taus, "real": real, "simulated": simulated, "cost": dataclasses.asdict(fit.cost), "args": settings}
+    settings = {
+        name: getattr(args, name)
+        for name in ("log", "ranker", "load", "seeds", "num_requests", "real_load")
+    }
+    line = {
+        "tau": taus,
+        "real": real,
+        "simulated": simulated,
+        "cost": dataclasses.asdict(fit.cost),
+        "args": settings,
+    }
     print(json.dumps({**line, "hardware": hardware(), "config": dataclasses.asdict(config)}))
 
 
@@ -127,13 +143,16 @@ def _on_the_engine(
     known = dataclasses.replace(drawn, lengths=first.lengths)
     capacity = _capacity(runner, answers, fit.cost)
     arrivals = poisson(args.real_requests, args.real_load * capacity, args.seed)
-    timed, shown = TimedScorer(scorer), dict[str, object]()
+    timed = TimedScorer(scorer)
+    shown = dict[str, object]()
     for name, contestant in _contestants(timed).items():
         if name == "bound":
             continue  # all bounds are equal, so the order is that of arrival
         served, _ = runner.real(known, arrivals, contestant.policy, contestant.predictor(known))
         shown[name] = dict(latency_figures([served]))
-        print_table(f"{name}, on the engine at {args.real_load:.0%} load", latency_figures([served]))
+        print_table(
+            f"{name}, on the engine at {args.real_load:.0%} load", latency_figures([served])
+        )
         if name == "learned":
             shown["ranker_share"] = timed.seconds / served.wall
             shown["ranker_us"] = 1e6 * timed.seconds / args.real_requests
@@ -143,7 +162,11 @@ def _on_the_engine(
 
 
 def _simulate(
-    runner: PassRunner, answers: LoggedAnswers, scorer: "Scorer", cost: LinearCost, args: argparse.Namespace
+    runner: PassRunner,
+    answers: LoggedAnswers,
+    scorer: "Scorer",
+    cost: LinearCost,
+    args: argparse.Namespace,
 ) -> list[dict[str, object]]:
     drawn = {seed: answers.draw(args.num_requests, seed) for seed in range(args.seeds)}
     capacity = {seed: _capacity(runner, one, cost) for seed, one in drawn.items()}
@@ -153,7 +176,11 @@ def _simulate(
             passes: list[Served] = []
             for seed, one in drawn.items():
                 arrivals = poisson(args.num_requests, load * capacity[seed], seed)
-                passes.append(runner.simulated(one, arrivals, contestant.policy, contestant.predictor(one), cost))
+                passes.append(
+                    runner.simulated(
+                        one, arrivals, contestant.policy, contestant.predictor(one), cost
+                    )
+                )
             rows.append({"load": load, "order": name, **latency_figures(passes)})
             print_table(f"{name}, simulated at {load:.0%} load", latency_figures(passes))
     return rows
@@ -165,15 +192,16 @@ def _capacity(runner: PassRunner, answers: LoggedAnswers, cost: LinearCost) -> f
     return len(at_once) / runner.simulated(answers, at_once, "fcfs", ClientBound(), cost).wall
 
 
-def _tau(predictor: Predictor, answers: LoggedAnswers) -> float:
+def _tau(predictor: EnginePredictor, answers: LoggedAnswers) -> float:
     """Return Kendall's tau of the predictions, with each request arriving after the end of the one before it."""
     guesses = []
     for n, (prompt, length) in enumerate(zip(answers.prompts, answers.lengths, strict=True)):
         params = SamplingParams(max_tokens=answers.max_tokens)
-        request = Request(str(n), list(prompt), params, arrival=0.0, arrival_index=n, seed=0, stop_ids=frozenset())
-        guesses.append(predictor.predict(request))
-        request.generated_ids = [0] * length
-        predictor.observe(request)
+        request = Request(
+            str(n), list(prompt), params, arrival=0.0, arrival_index=n, seed=0, stop_ids=frozenset()
+        )
+        guesses.append(predictor.predict(request, prompt))
+        predictor.observe(request, length)
     import numpy as np
 
     from lab.rank_correlation import kendall_tau

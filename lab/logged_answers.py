@@ -5,27 +5,26 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import check_settings
-from orca_jax.bench.feed import advance, feed, in_order, sleep_until
-from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.observer import Observer
-from orca_jax.reporting import percentile
-from orca_jax.request import SamplingParams
-from orca_jax.sched.pool import Predictor
+from orca_jax.helpers.reporting import percentile
+from orca_jax.sched.observer import Observer
+from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
-from orca_jax.step import Executor, Handle
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.record import Recording
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.values.config import EngineConfig, ModelConfig
+from orca_jax.values.errors import ConfigError, reason_of
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Executor
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,9 @@ class LoggedAnswers:
     def draw(self, count: int, seed: int) -> "LoggedAnswers":
         """Draw `count` requests, with repetition."""
         which = random.Random(f"answers-{seed}").choices(range(len(self.prompts)), k=count)
-        return LoggedAnswers([self.prompts[i] for i in which], [self.lengths[i] for i in which], self.max_tokens)
+        return LoggedAnswers(
+            [self.prompts[i] for i in which], [self.lengths[i] for i in which], self.max_tokens
+        )
 
     def by_name(self) -> dict[str, int]:
         """Return the lengths by request id, for an oracle."""
@@ -61,7 +62,7 @@ class Served:
 
 
 def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
-    """Read a file written by `scripts/log_lengths.py`.
+    """Read a file written by `lab/measured/log_lengths.py`.
 
     Raises:
         ConfigError: the file is of another kind, holds fewer than 8 answers, or one longer than `max_tokens`.
@@ -69,12 +70,16 @@ def read_answers(path: str, max_tokens: int) -> LoggedAnswers:
     try:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         answers = LoggedAnswers(
-            [line["prompt_ids"] for line in lines], [line["generated"] for line in lines], max_tokens
+            [line["prompt_ids"] for line in lines],
+            [line["generated"] for line in lines],
+            max_tokens,
         )
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="log") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path!r} was not written by scripts/log_lengths.py: {error!r}", param="log") from error
+        raise ConfigError(
+            f"{path!r} was not written by lab/measured/log_lengths.py: {error!r}", param="log"
+        ) from error
     if len(answers.prompts) < 8 or max(answers.lengths) > max_tokens:
         message = f"{path!r} must hold at least 8 answers, none longer than {max_tokens} tokens (--max-tokens)"
         raise ConfigError(message, param="log")
@@ -92,29 +97,40 @@ class PassRunner:
 
     def __init__(self, built: Built, config: EngineConfig) -> None:
         if built.executor_config is None:
-            raise ConfigError(f"{config.model} answers no prompts; give a model with weights", param="model")
+            raise ConfigError(
+                f"{config.model} answers no prompts; give a model with weights", param="model"
+            )
         self._built = built
         self._resolved = built.executor_config
         self._config = config
 
     def real(
-        self, answers: LoggedAnswers, arrivals: Sequence[float], policy: OrderingName, predictor: Predictor
+        self,
+        answers: LoggedAnswers,
+        arrivals: Sequence[float],
+        policy: str,
+        predictor: EnginePredictor,
     ) -> tuple[Served, Timeline]:
         """Run on the device in real time, sampling as the demo does. Return the pass with its timeline."""
         config = replace(self._config, scheduling_policy=policy)
         recording = Recording(replace(self._built.timeline_header, config=config))
         engine = self._engine(
-            policy, predictor, self._built.model_config, self._built.engine.executor, time.monotonic, recording.writer
+            policy,
+            predictor,
+            self._built.model_config,
+            self._built.engine.executor,
+            time.monotonic,
+            recording.writer,
         )
-        served = _serve(engine, answers, arrivals, time.monotonic, sleep_until)
+        served = _serve(Drive.in_real_time(engine), answers, arrivals)
         return served, recording.timeline
 
     def simulated(
         self,
         answers: LoggedAnswers,
         arrivals: Sequence[float],
-        policy: OrderingName,
-        predictor: Predictor,
+        policy: str,
+        predictor: EnginePredictor,
         cost: LinearCost,
     ) -> Served:
         """Simulate on a virtual clock; answers have their logged lengths."""
@@ -122,42 +138,42 @@ class PassRunner:
         executor = SimExecutor(cost, clock, answers.by_name())
         ends = replace(self._built.model_config, eos_token_ids=(END_ID,))
         engine = self._engine(policy, predictor, ends, executor, clock)
-        return _serve(engine, answers, arrivals, clock, partial(advance, clock), executor.wait_until)
+        return _serve(Drive.in_virtual_time(engine, executor, clock), answers, arrivals)
 
     def _engine(
         self,
-        policy: OrderingName,
-        predictor: Predictor,
+        policy: str,
+        predictor: EnginePredictor,
         model: ModelConfig,
         executor: Executor,
         clock: Callable[[], float],
         observer: Observer | None = None,
     ) -> Engine:
-        choices, resolved = check_settings(replace(self._config, scheduling_policy=policy)), self._resolved
+        choices = check_settings(replace(self._config, scheduling_policy=policy))
+        resolved = self._resolved
         scheduler, pool = build_scheduling(
-            choices, model, self._built.max_model_len, resolved.cache, resolved.buckets[-1], predictor
+            choices,
+            model,
+            self._built.max_model_len,
+            resolved.cache,
+            resolved.buckets[-1],
+            predictor,
         )
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
 
 
-def _serve(
-    engine: Engine,
-    answers: LoggedAnswers,
-    arrivals: Sequence[float],
-    clock: Callable[[], float],
-    wait_until: Callable[[float], None],
-    await_until: Callable[[Handle, float], bool] | None = None,
-) -> Served:
+def _serve(drive: Drive, answers: LoggedAnswers, arrivals: Sequence[float]) -> Served:
     """Run all requests to their ends."""
+    clock = drive.clock
     start = clock()
     ends: dict[str, float] = {}
     lengths: dict[str, int] = {str(n): 0 for n in range(len(arrivals))}
 
-    def add(n: int) -> None:
+    def add(n: int, due: float) -> None:
         params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
-        engine.add_request(str(n), answers.prompts[n], params)
+        drive.engine.add_request(str(n), answers.prompts[n], params)
 
-    for updates in feed(engine, in_order([start + due for due in arrivals]), add, clock, wait_until, await_until):
+    for updates in drive.serve([start + due for due in arrivals], add):
         for update in updates:
             lengths[update.request_id] += len(update.new_ids)
             if update.finish_reason is not None:
@@ -170,7 +186,7 @@ def _serve(
 def latency_figures(served: Sequence[Served]) -> Mapping[str, float]:
     """Return figures of several passes: the mean of means, its standard deviation, p99 and maximum of all requests."""
     means = [one.mean for one in served]
-    every = [latency for one in served for latency in one.latencies]
+    every = list(chain.from_iterable(one.latencies for one in served))
     return {
         "mean_latency_s": fmean(means),
         "spread_s": pstdev(means),

@@ -23,17 +23,20 @@ from jax.sharding import Mesh
 from jaxlib.mosaic.python import mosaic_gpu, tpu
 
 from orca_jax.assembly.executor import arrange
-from orca_jax.cache_spec import form_groups
-from orca_jax.config import CacheConfig, DType, ExecutorConfig, LoraConfig, ModelConfig
 from orca_jax.exec.programs import Programs
 from orca_jax.kernels.native import Library, load_library
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.load import Loading, tensor_mesh
+from orca_jax.values.cache_spec import form_groups
+from orca_jax.values.config import CacheConfig, DType, ExecutorConfig, LoraConfig, ModelConfig
+from orca_jax.values.platforms import platform_named
 from tests.aot import gpu as gpus
 from tests.aot import tpu as tpus
 from tests.project.source import ROOT
 
-BUCKETS, NUM_ROWS, MAX_MODEL_LEN = (1, 16, 128), 16, 1024
+BUCKETS = (1, 16, 128)
+NUM_ROWS = 16
+MAX_MODEL_LEN = 1024
 LAYERS = 2
 _BYTECODE = b"ML\xefR"  # its first bytes
 _NAMES = re.compile(r'jax\.result_info = "[^"]*"|sym_name = "[^"]*"')
@@ -43,21 +46,35 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--write", type=Path, metavar="DIR", help="write the texts into DIR")
-    way.add_argument("--compare", type=Path, metavar="DIR", help="compare with the texts of DIR; 1 if one differs")
-    parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name, such as H200/gpt2, matches")
+    way.add_argument(
+        "--compare",
+        type=Path,
+        metavar="DIR",
+        help="compare with the texts of DIR; 1 if one differs",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help="programs whose name, such as H200/gpt2, matches",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write or compare all texts. Return 1 if one differs."""
     jax.config.update("jax_platforms", "cpu")
-    folder, count, differing = args.write or args.compare, 0, 0
+    folder = args.write or args.compare
+    count = 0
+    differing = 0
     for name, lower in programs(re.compile(args.only)):
-        text, path = text_of(lower()).encode(), folder / f"{name}.mlir.gz"
+        text = text_of(lower()).encode()
+        path = folder / f"{name}.mlir.gz"
         count += 1
         if args.compare:
             if path.is_file() and gzip.decompress(path.read_bytes()) == text:
                 continue
-            differing, path = differing + 1, folder / f"{name}.new.mlir.gz"
+            differing += 1
+            path = folder / f"{name}.new.mlir.gz"
             print(f"{name} differs: zdiff it with {path}", flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(text))
@@ -72,7 +89,9 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
         dtype: DType = "float32" if platform == "cpu" else "bfloat16"
         for family, model in models().items():
             groups = form_groups(model.layer_caches, MAX_MODEL_LEN)
-            cache = CacheConfig(groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "token_major")
+            cache = CacheConfig(
+                groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "token_major"
+            )
             config = ExecutorConfig(
                 dtype,
                 1,
@@ -85,7 +104,7 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
                 copies_blocks=True,
             )
             decoder = Loading(model, dtype, None, 0).shapes(mesh)
-            arrange(platform, decoder, library)
+            arrange(platform_named(platform), decoder, library)
             if library is not None:
                 decoder.pack(library, 1)
             with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
@@ -107,7 +126,10 @@ def models() -> dict[str, ModelConfig]:
     """A model of each family whose layers have the same window, with few layers."""
     fixtures = ROOT / "tests" / "fixtures"
     published = json.loads((fixtures / "configs" / "hub.json").read_text(encoding="utf-8")).values()
-    known = [*map(config_from_hf, published), *map(read_model_config, sorted((fixtures / "reference").iterdir()))]
+    known = [
+        *map(config_from_hf, published),
+        *map(read_model_config, sorted((fixtures / "reference").iterdir())),
+    ]
     found: dict[str, ModelConfig] = {}
     for config in known:
         if len({kind.window for kind in config.layer_kinds}) == 1:
@@ -125,7 +147,8 @@ def text_of(lowered: jax.stages.Lowered) -> str:
 
 def _plain(module: Any) -> str:
     """The text of a module without locations; functions are numbered in the order of their first mention."""
-    text, numbers = _NAMES.sub("", module.operation.get_asm(enable_debug_info=False)), dict[str, str]()
+    text = _NAMES.sub("", module.operation.get_asm(enable_debug_info=False))
+    numbers = dict[str, str]()
     return re.sub(r"@[\w.$-]+", lambda name: numbers.setdefault(name[0], f"@{len(numbers)}"), text)
 
 
@@ -143,7 +166,9 @@ def _readable(attribute: Any) -> Any:
     if isinstance(attribute, ir.DictAttr):
         named: Any = attribute
         # The hash is that of the bytecode, with its locations.
-        return ir.DictAttr.get({each.name: _readable(each.attr) for each in named if each.name != "kernel_hash"})
+        return ir.DictAttr.get(
+            {each.name: _readable(each.attr) for each in named if each.name != "kernel_hash"}
+        )
     if not isinstance(attribute, ir.StringAttr):
         return attribute
     value: bytes = attribute.value_bytes

@@ -25,11 +25,11 @@ from lab.real.page import held_out, measured, table
 from lab.reproduce import baselines, blocks
 from lab.shelf import burst
 from lab.shelf import page as shelf
-from orca_jax.errors import ConfigError
 from orca_jax.serve.openapi import openapi_document
+from orca_jax.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "shelf", "support")
+_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "shelf")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -38,24 +38,51 @@ def schedulers() -> str:
     found = json.loads((ROOT / "docs" / "measured" / "schedulers.json").read_text(encoding="utf-8"))
     rows = []
     for load in found["loads"]:
-        place = "all at once" if load["rate"] is None else f"{load['rate']:.2f} ({load['load']} times)"
+        place = (
+            "all at once" if load["rate"] is None else f"{load['rate']:.2f} ({load['load']} times)"
+        )
         for name, each in load["results"].items():
-            keys = ("median_normalized_latency_ms", "p99_normalized_latency_ms", "median_itl_ms", "p99_itl_ms")
+            keys = (
+                "median_normalized_latency_ms",
+                "p99_normalized_latency_ms",
+                "median_itl_ms",
+                "p99_itl_ms",
+            )
             latency, largest, *gaps = [_rounded(each[key]) for key in keys]
             ttft = f"{each['p99_ttft_ms'] / 1000:.1f}"
-            rows.append([place, f"`{name}`", f"{each['output_tokens_per_s']:.1f}", latency, largest, ttft, *gaps])
+            rows.append(
+                [
+                    place,
+                    f"`{name}`",
+                    f"{each['output_tokens_per_s']:.1f}",
+                    latency,
+                    largest,
+                    ttft,
+                    *gaps,
+                ]
+            )
             place = ""
-    head = ["arrivals, requests/s", "", "output tokens/s", "median normalised latency, ms/token", "largest"]
+    head = [
+        "arrivals, requests/s",
+        "",
+        "output tokens/s",
+        "median normalised latency, ms/token",
+        "largest",
+    ]
     head += ["largest TTFT, s", "median gap between tokens, ms", "p99 gap, ms"]
-    command = found["command"].replace("python -m orca_jax.bench", "orca-jax bench")
+    command = found["command"].replace("python -m orca_jax bench", "orca-jax bench")
     return f"{table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
 
 
 def routes() -> str:
     """The routes of the server, as its own document has them."""
     paths = openapi_document(["model"], {}, has_keys=True)["paths"]
-    found = [(method, path, each) for path, one in paths.items() for method, each in one.items() if "summary" in each]
-    return table(["route", "answer"], [[f"`{method.upper()} {path}`", each["summary"]] for method, path, each in found])
+    rows = []
+    for path, one in paths.items():
+        for method, each in one.items():
+            if "summary" in each:
+                rows.append([f"`{method.upper()} {path}`", each["summary"]])
+    return table(["route", "answer"], rows)
 
 
 def _rounded(value: float) -> str:
@@ -90,7 +117,9 @@ _MARKED = re.compile(r"<!-- from lab: (?P<what>[^>]+?) -->(?P<text>.*?)<!-- end 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("--check", action="store_true", help="write nothing; the exit status is 1 if a page is old")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; the exit status is 1 if a page is old"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,7 +147,10 @@ def renewed(text: str, root: Path = ROOT) -> str:
         ConfigError: a marker names something that does not exist.
     """
     return _MARKED.sub(
-        lambda found: f"<!-- from lab: {found['what']} -->{_value(found['what'], root)}<!-- end -->", text
+        lambda found: (
+            f"<!-- from lab: {found['what']} -->{_value(found['what'], root)}<!-- end -->"
+        ),
+        text,
     )
 
 
@@ -133,5 +165,7 @@ def _value(what: str, root: Path) -> str:
             value = value[int(key)] if isinstance(value, list) else value[key]
         return format(value, form)
     except (OSError, KeyError, IndexError, ValueError, TypeError) as error:
-        message = f"the marker 'from lab: {what}' cannot be written: {type(error).__name__}: {error}"
+        message = (
+            f"the marker 'from lab: {what}' cannot be written: {type(error).__name__}: {error}"
+        )
         raise ConfigError(message, param="pages") from error

@@ -16,21 +16,36 @@ from lab.prefix_hits import Admissions, count_missed, possible_hits
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, name_tails, print_table
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.reporting import hardware, name_tails, print_table
 from orca_jax.sched.pool import RequestPool
+from orca_jax.tools.bench.measure import (
+    PassResult,
+    mean_figures,
+    reschedule,
+    run_workload,
+    summarize,
+    warm_up,
+)
+from orca_jax.tools.bench.workload.generate import (
+    WorkloadRequest,
+    add_workload_args,
+    workload_from_args,
+    workload_settings,
+)
+from orca_jax.values.errors import ConfigError
 
-TIMED = ("awaits_prompt", "find", "begin", "end", "remember")  # of `PrefixReuse`: all that it adds to a step
+# of `PrefixReuse`: all that it adds to a step
+TIMED = ("awaits_prompt", "find", "begin", "end", "remember")
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
     add_workload_args(parser, "mooncake")
-    parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second; default: all requests at once")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="passes per kind, averaged (default: 1)")
+    parser.add_argument(
+        "--rate", type=float, metavar="R", help="arrivals per second; default: all requests at once"
+    )
+    add_number(parser, "--repeat", 1, "passes per kind, averaged")
     # Two pools take turns, so a timeline would mix their requests.
     add_engine_args(parser, without=("trace_file",), model="preset:gpt2", scheduler="chunked")
 
@@ -46,8 +61,11 @@ def run(args: argparse.Namespace) -> None:
             param="scheduler",
         )
     with build_engine(config) as built:
-        vocab_size, max_model_len = built.model_config.vocab_size, built.max_model_len
-        workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate)
+        vocab_size = built.model_config.vocab_size
+        max_model_len = built.max_model_len
+        workload = workload_from_args(
+            args, vocab_size=vocab_size, max_model_len=max_model_len, rate=args.rate
+        )
         warm_up(built.engine, workload)
         passes = []
         for _ in range(args.repeat):
@@ -58,11 +76,18 @@ def run(args: argparse.Namespace) -> None:
     result = mean_figures(passes)
     title = f"{config.model}, {args.num_requests} requests of {args.trace}"
     print_table(title, name_tails(result, len(workload), 0))  # it has no figure of gaps
-    settings = {**dataclasses.asdict(config), **workload_settings(args), "rate": args.rate, "repeat": args.repeat}
+    settings = {
+        **dataclasses.asdict(config),
+        **workload_settings(args),
+        "rate": args.rate,
+        "repeat": args.repeat,
+    }
     print(json.dumps({**result, "hardware": hardware(), "config": settings}))
 
 
-def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult) -> dict[str, float]:
+def _compare(
+    built: Built, workload: list[WorkloadRequest], without: PassResult
+) -> dict[str, float]:
     """Run a pass with prefix caching on a new pool, and compare it with one without."""
     kv = built.engine.pool.kv
     admissions = Admissions()
@@ -71,10 +96,12 @@ def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult)
         done = run_workload(built.engine, workload)
     missed = count_missed(workload, kv.page_size, admissions)
     num_prompt = done.figures["cache_queries"]
-    on, off = summarize(done), summarize(without)
+    on = summarize(done)
+    off = summarize(without)
     return {
         "hit_rate": done.figures["cache_hits"] / num_prompt,
-        "possible_hit_rate_in_order": possible_hits(workload, kv.page_size, kv.num_blocks[0]) / num_prompt,
+        "possible_hit_rate_in_order": possible_hits(workload, kv.page_size, kv.num_blocks[0])
+        / num_prompt,
         "hit_tokens": done.figures["cache_hits"],
         "missed_in_flight_tokens": missed.in_flight,
         "missed_evicted_tokens": missed.evicted,
@@ -98,7 +125,8 @@ def time_reuse(pool: RequestPool) -> Callable[[], float]:
     def timed(function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:
             nonlocal total, depth
-            start, depth = time.perf_counter(), depth + 1
+            start = time.perf_counter()
+            depth += 1
             result = function(*args)
             depth -= 1
             if not depth:  # one of them may call another one

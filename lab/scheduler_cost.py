@@ -12,16 +12,13 @@ from typing import Any, ClassVar
 from lab.paper.gpt import MODELS, Efficiency
 from lab.paper.runs import paper_lengths, poisson
 from orca_jax.assembly.choices import ORDERINGS
-from orca_jax.bench.feed import advance, feed, in_order
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
-from orca_jax.plan.accelerators import ACCELERATORS
+from orca_jax.flags import add_number
+from orca_jax.helpers.processor import cpu_name
+from orca_jax.helpers.reporting import print_table
 from orca_jax.policy import API, RequestView
 from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.scheduler import PolicyScheduler
-from orca_jax.processor import cpu_name
-from orca_jax.reporting import print_table
-from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -29,6 +26,10 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.tools.plan.accelerators import ACCELERATORS
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams, Urgency
 
 MAX_BS = 32
 TOKEN_BUDGET = 512
@@ -38,7 +39,9 @@ RATE = 5.0
 """Requests per second: three fourths of the saturation, as for most servers."""
 GOAL_US = 8.0
 """Microseconds of the processor for each request and iteration that no pair should exceed; a policy takes 12."""
-TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadline, every second another priority
+# for the ordering by fair shares; every fourth request has a deadline, every second another
+# priority
+TENANTS = 4
 
 
 def _chunked(ordering: str, depth: int = 1) -> KnownScheduler:
@@ -60,7 +63,9 @@ class Arrivals:
 def _policy() -> KnownScheduler:
     """`chunked` with the order of arrival, on the protocol for policies."""
     policy = Ordered(Arrivals())
-    return PolicyScheduler(policy, "arrivals", max_bs=MAX_BS, token_budget=TOKEN_BUDGET, num_rows=MAX_BS, n_workers=2)
+    return PolicyScheduler(
+        policy, "arrivals", max_bs=MAX_BS, token_budget=TOKEN_BUDGET, num_rows=MAX_BS, n_workers=2
+    )
 
 
 PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
@@ -77,18 +82,23 @@ PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument(
-        "--num-requests", type=int, default=20_000, metavar="N", help="requests of each pair (default: 20000)"
-    )
+    add_number(parser, "--num-requests", 20_000, "requests of each pair")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure each pair of scheduler and ordering; print a table and a line of JSON."""
     if args.num_requests < 1:
-        raise ConfigError(f"num_requests must be at least 1, got {args.num_requests}", param="num_requests")
+        raise ConfigError(
+            f"num_requests must be at least 1, got {args.num_requests}", param="num_requests"
+        )
     found = measure_all(args.num_requests)
     worst = max([row["us"] for row in found.values()])
-    line = {"host_time": found, "worst_us": worst, "goal_us": GOAL_US, "num_requests": args.num_requests}
+    line = {
+        "host_time": found,
+        "worst_us": worst,
+        "goal_us": GOAL_US,
+        "num_requests": args.num_requests,
+    }
     print(json.dumps({**line, "cpu": cpu_name(), "load_average": os.getloadavg()[0]}), flush=True)
 
 
@@ -96,7 +106,10 @@ def measure_all(num_requests: int) -> dict[str, Any]:
     """Serve the paper's workload under each pair; print and return microseconds of the processor."""
     gc.collect()
     found = {name: measure(rate, make(), num_requests) for name, (rate, make) in PAIRS.items()}
-    shown = {name: f"{row['us']:6.2f} us, {row['mean_batch_size']:.1f} in a batch" for name, row in found.items()}
+    shown = {
+        name: f"{row['us']:6.2f} us, {row['mean_batch_size']:.1f} in a batch"
+        for name, row in found.items()
+    }
     worst = max(found, key=lambda name: found[name]["us"])
     print_table(
         f"host time of a request and iteration, {num_requests} requests; at most {GOAL_US:g} us is the goal",
@@ -107,25 +120,28 @@ def measure_all(num_requests: int) -> dict[str, Any]:
 
 def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[str, float]:
     """Serve the workload once: engine, scheduler and simulated device, without the making of the workload."""
-    requests, arrivals = paper_lengths(num_requests, 0), poisson(rate, num_requests, 0)
+    requests = paper_lengths(num_requests, 0)
+    arrivals = poisson(rate, num_requests, 0)
     clock = VirtualClock()
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
     executor = SimExecutor(MODELS[MODEL].cost(ACCELERATORS["a100-40"], EFFICIENCY), clock, lengths)
     rows = MAX_BS * scheduler.n_workers
     pages = rows * 42  # of 16 tokens: enough for all rows
     n_slots = pages * 16 - rows * 15 if scheduler.traits.has_reservations else None
-    pool = RequestPool(KVManager((pages,), 16, rows, n_slots), vocab_size=OTHER_ID + 1, max_model_len=1024)
+    pool = RequestPool(
+        KVManager((pages,), 16, rows, n_slots), vocab_size=OTHER_ID + 1, max_model_len=1024
+    )
     engine = Engine(executor, scheduler, pool, clock=clock)
     prompt = [1] * max([request.num_prompt for request in requests])
 
-    def add(index: int) -> None:
+    def add(index: int, due: float) -> None:
         num_prompt, generated, _ = requests[index]
         urgency = Urgency(index % 2, str(index % TENANTS), 60.0 if index % 4 == 0 else None)
         params = SamplingParams(generated, ignore_eos=True)
         engine.add_request(str(index), prompt[:num_prompt], params, urgency=urgency)
 
     start = time.process_time()
-    for _ in feed(engine, in_order(arrivals), add, clock, partial(advance, clock), executor.wait_until):
+    for _ in Drive.in_virtual_time(engine, executor, clock).serve(arrivals, add):
         pass
     seconds = time.process_time() - start
     members = engine.stats.scheduled_requests

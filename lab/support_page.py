@@ -1,4 +1,4 @@
-"""The tables of support as Markdown, for docs/support.md."""
+"""The tables of support as Markdown, for docs/flags.md."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,10 @@ def block() -> str:
     """Return a table for each moment of checks: the setting, and the message of its refusal."""
     lines = []
     for moment, when in MOMENTS.items():
-        lines += _table(f"Checked {when}:", [(need.setting, need.reason) for need in NEEDS if need.moment == moment])
+        lines += _table(
+            f"Checked {when}:",
+            [(need.setting, need.reason) for need in NEEDS if need.moment == moment],
+        )
     return "\n".join(lines).rstrip()
 
 
@@ -44,4 +47,8 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 
 def _shown(reason: str) -> str:
     """A message with the names of its values in place of the values."""
-    return re.sub(r"\{f\.(?:\w+\.)*(\w+)[^}]*\}", r"*\1*", reason).replace("*meant*", "").replace("_", r"\_")
+    return (
+        re.sub(r"\{f\.(?:\w+\.)*(\w+)[^}]*\}", r"*\1*", reason)
+        .replace("*meant*", "")
+        .replace("_", r"\_")
+    )

@@ -20,8 +20,17 @@ import numpy as np
 
 from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, needs_scales
 from orca_jax.kernels.ragged_attention.api import Scores
-from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu, refusal
-from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, BlockSizes, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu.attention import refusal
+from orca_jax.kernels.ragged_attention.tpu.blocks import (
+    TABLE,
+    BlockSizes,
+    Heads,
+    read_table,
+    rule,
+    write_table,
+)
+from orca_jax.values.cache_spec import ceil_div
 
 DTYPES = ("bfloat16", "float32", "int8", "float8_e4m3fn")
 """Types of pages. The table has one entry per size of a value, so both types of 8 bits share theirs."""
@@ -54,22 +63,30 @@ class Cost:
         )
 
 
-def seconds(batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: int, interpret: bool = False) -> float:
+def seconds(
+    batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: int, interpret: bool = False
+) -> float:
     """Time of one call, averaged over a chain of `repeats` calls; the queries of each are the outputs of the last."""
-    pages_per_row = -(-batch.context // heads.page_size)
+    pages_per_row = ceil_div(batch.context, heads.page_size)
     num_pages = batch.requests * pages_per_row
     pages = _random_pages(heads, num_pages)
-    table = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(batch.requests, -1)
+    table = (
+        np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(batch.requests, -1)
+    )
     start = np.arange(batch.requests, dtype=np.int32) * batch.queries
     length, context = (np.full(batch.requests, n, np.int32) for n in (batch.queries, batch.context))
     queries = batch.requests * batch.queries, heads.num_kv_heads * heads.groups, heads.head_dim
-    q = jax.random.normal(jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16)
+    q = jax.random.normal(
+        jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16
+    )
 
     @jax.jit
     def chain(q: jax.Array, pages: TokenMajorPages, requests: RowArrays) -> jax.Array:
         def call(_: jax.Array, q: jax.Array) -> jax.Array:
             scores = Scores(heads.head_dim**-0.5)
-            return ragged_attention_tpu(q, pages, requests, scores, blocks=blocks, interpret=interpret)
+            return ragged_attention_tpu(
+                q, pages, requests, scores, blocks=blocks, interpret=interpret
+            )
 
         return jax.lax.fori_loop(0, repeats, call, q)
 
@@ -106,13 +123,21 @@ def candidates(heads: Heads) -> Iterator[BlockSizes]:
 
 
 def tune(
-    heads: Heads, batches: Sequence[TuningBatch], *, repeats: int, interpret: bool, most: int | None = None
+    heads: Heads,
+    batches: Sequence[TuningBatch],
+    *,
+    repeats: int,
+    interpret: bool,
+    most: int | None = None,
 ) -> BlockSizes:
     """Print the times of each candidate (at most `most` of them), and return the fastest."""
     best: tuple[float, BlockSizes] | None = None
     for sizes in list(candidates(heads))[:most]:
         try:
-            times = [seconds(batch, heads, sizes, repeats=repeats, interpret=interpret) for batch in batches]
+            times = [
+                seconds(batch, heads, sizes, repeats=repeats, interpret=interpret)
+                for batch in batches
+            ]
         except jax.errors.JaxRuntimeError as error:  # it does not fit into the chip's memory
             print(f"{sizes}: {str(error).splitlines()[0][:80]}")
             continue
@@ -120,7 +145,9 @@ def tune(
         if best is None or sum(times) < best[0]:
             best = sum(times), sizes
     if best is None:
-        raise SystemExit("error: no candidate fits into the chip's memory; use a smaller --page-size")
+        raise SystemExit(
+            "error: no candidate fits into the chip's memory; use a smaller --page-size"
+        )
     return best[1]
 
 
@@ -129,21 +156,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "python -m lab.tpu_blocks"
     parser = argparse.ArgumentParser(name, description=__doc__, allow_abbrev=False)
     add: Any = parser.add_argument
-    add("--num-heads", type=int, default=32, metavar="H", help="query heads of one device (default: 32)")
-    add("--num-kv-heads", type=int, default=8, metavar="K", help="KV heads of one device (default: 8)")
+    add(
+        "--num-heads",
+        type=int,
+        default=32,
+        metavar="H",
+        help="query heads of one device (default: 32)",
+    )
+    add(
+        "--num-kv-heads",
+        type=int,
+        default=8,
+        metavar="K",
+        help="KV heads of one device (default: 8)",
+    )
     add("--head-dim", type=int, default=128, metavar="D", help="size of a head (default: 128)")
     add("--page-size", type=int, default=128, metavar="S", help="tokens in a page (default: 128)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="type of the KV cache (default: bfloat16)")
-    add("--out", type=Path, default=TABLE, metavar="FILE", help="JSON table to update (default: the package's)")
-    add("--dry-run", action="store_true", help="interpret two candidates at a small size; needs no TPU, writes no file")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="type of the KV cache (default: bfloat16)",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=TABLE,
+        metavar="FILE",
+        help="JSON table to update (default: the package's)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="interpret two candidates at a small size; needs no TPU, writes no file",
+    )
     args = parser.parse_args(argv)
     if not args.dry_run and jax.default_backend() != "tpu":
         print("error: no TPU found; use --dry-run to try the command without one", file=sys.stderr)
         return 2
     if args.num_kv_heads < 1 or args.num_heads % args.num_kv_heads:
-        parser.error(f"--num-heads {args.num_heads} is not a multiple of --num-kv-heads {args.num_kv_heads}")
-    groups, itemsize = args.num_heads // args.num_kv_heads, jnp.dtype(args.dtype).itemsize
-    heads = Heads(jax.devices()[0].device_kind, args.num_kv_heads, groups, args.head_dim, args.page_size, itemsize)
+        parser.error(
+            f"--num-heads {args.num_heads} is not a multiple of --num-kv-heads {args.num_kv_heads}"
+        )
+    groups = args.num_heads // args.num_kv_heads
+    itemsize = jnp.dtype(args.dtype).itemsize
+    heads = Heads(
+        jax.devices()[0].device_kind,
+        args.num_kv_heads,
+        groups,
+        args.head_dim,
+        args.page_size,
+        itemsize,
+    )
     q = jax.ShapeDtypeStruct((1, args.num_heads, args.head_dim), jnp.bfloat16)
     if (reason := refusal(q, jax.eval_shape(lambda: _random_pages(heads, 1)))) is not None:
         parser.error(reason)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from lab.real.opening import surroundings
 from lab.real.page import machine_of, table
 from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import reschedule, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
-from orca_jax.reporting import rounded, write_file
-from orca_jax.request import SamplingParams
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import rounded, write_file
+from orca_jax.tools.bench.measure import reschedule, warm_up
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "workers.json"
 LEAST_GAIN = 1.2
@@ -36,12 +38,14 @@ LEAST_GAIN = 1.2
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("--model", default="preset:gpt2", metavar="MODEL", help="default: preset:gpt2")
-    parser.add_argument("--stages", type=int, nargs="+", default=[2, 4], metavar="N", help="pipelines (default: 2 4)")
-    parser.add_argument("--max-bs", type=int, default=8, metavar="N", help="requests of an iteration (default: 8)")
-    parser.add_argument("--num-requests", type=int, default=48, metavar="N", help="requests of a pass (default: 48)")
-    parser.add_argument("--tokens", type=int, nargs=2, default=[64, 16], metavar="N", help="of each (default: 64 16)")
-    parser.add_argument("--passes", type=int, default=3, metavar="N", help="the median counts (default: 3)")
+    parser.add_argument(
+        "--model", default="preset:gpt2", metavar="MODEL", help="default: preset:gpt2"
+    )
+    add_number(parser, "--stages", [2, 4], "pipelines", nargs="+")
+    add_number(parser, "--max-bs", 8, "requests of an iteration")
+    add_number(parser, "--num-requests", 48, "requests of a pass")
+    add_number(parser, "--tokens", [64, 16], "of each", nargs=2)
+    add_number(parser, "--passes", 3, "the median counts")
     parser.add_argument("--record", action="store_true", help="write the result into lab/results")
 
 
@@ -49,7 +53,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure; print a line for each number of iterations in flight, and JSON."""
     config = EngineConfig(args.model, scheduler="orca", max_num_seqs=args.max_bs, max_model_len=sum(args.tokens),
                           progress=False)  # fmt: skip
-    found = surroundings(config) | {"tokens": args.tokens, "num_requests": args.num_requests, "passes": args.passes}
+    found = surroundings(config) | {
+        "tokens": args.tokens,
+        "num_requests": args.num_requests,
+        "passes": args.passes,
+    }
     found["pipelines"] = {str(stages): _apart(config, stages, args) for stages in args.stages}
     found["verdict"] = verdict(found)
     if args.record:
@@ -77,33 +85,52 @@ def measure(config: EngineConfig, stages: int, args: argparse.Namespace) -> dict
     num_prompt, num_output = args.tokens
     rates: dict[int, list[float]] = {number: [] for number in numbers}
     machine: list[dict[str, Any]] = []
-    tokens, quiet = [], Quiet()
+    tokens = []
+    quiet = Quiet()
     with build_engine(largest) as built:
         dice = random.Random(0)
-        prompts = [dice.choices(range(built.model_config.vocab_size), k=num_prompt) for _ in range(args.num_requests)]
+        prompts = [
+            dice.choices(range(built.model_config.vocab_size), k=num_prompt)
+            for _ in range(args.num_requests)
+        ]
         warm_up(built.engine, [WorkloadRequest(0.0, tuple(each), num_output) for each in prompts])
         for _ in range(args.passes):
             for number in numbers:
                 reschedule(built, replace(largest, n_workers=number))
-                (seconds, ids), about = quiet.run_quietly(lambda: serve(built.engine, prompts, num_output))
+                (seconds, ids), about = quiet.run_quietly(
+                    lambda: serve(built.engine, prompts, num_output)
+                )
                 rates[number].append(len(prompts) * num_output / seconds)
                 machine.append({"n_workers": number, **about})
                 tokens.append(ids)
             numbers.reverse()
     median = {str(number): statistics.median(each) for number, each in rates.items()}
     for name, rate in median.items():
-        print(f"{stages} stages, n_workers {name}: {rate:.1f} tokens/s, {rate / median['1']:.2f} times one", flush=True)
+        print(
+            f"{stages} stages, n_workers {name}: {rate:.1f} tokens/s, {rate / median['1']:.2f} times one",
+            flush=True,
+        )
     gain = {name: rate / median["1"] for name, rate in median.items()}
     equal = all(each == tokens[0] for each in tokens)
-    return {"tokens_per_s": median, "gain": gain, "equal_tokens": equal, "all_passes": rates, "runs": machine}
+    return {
+        "tokens_per_s": median,
+        "gain": gain,
+        "equal_tokens": equal,
+        "all_passes": rates,
+        "runs": machine,
+    }
 
 
-def serve(engine: Engine, prompts: Sequence[Sequence[int]], num_output: int) -> tuple[float, dict[str, list[int]]]:
+def serve(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_output: int
+) -> tuple[float, dict[str, list[int]]]:
     """Serve all prompts at once; return the seconds and the ids of each request."""
     start = time.perf_counter()
     ids: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
+        engine.add_request(
+            str(index), prompt, SamplingParams(num_output, temperature=0.0, ignore_eos=True)
+        )
     while engine.has_work:
         for update in engine.step():
             assert update.error is None, update.error
@@ -124,7 +151,8 @@ def verdict(found: dict[str, Any]) -> str:
 def block() -> str:
     """The table of the recorded result, in Markdown."""
     found = json.loads(RESULT.read_text(encoding="utf-8"))
-    cores, rows = found["hardware"]["cores"], []
+    cores = found["hardware"]["cores"]
+    rows = []
     for stages, each in found["pipelines"].items():
         place = f"{stages} on {cores} cores" + (", oversubscribed" if int(stages) > cores else "")
         same = "equal" if each["equal_tokens"] else "DIFFERENT"
@@ -133,7 +161,7 @@ def block() -> str:
             for number, rate in each["tokens_per_s"].items()
         ]
     head = ["stages", "iterations in flight", "tokens/s", "times one in flight", "tokens"]
-    runs = [run for each in found["pipelines"].values() for run in each["runs"]]
+    runs = list(chain.from_iterable(each["runs"] for each in found["pipelines"].values()))
     num_prompt, num_output = found["tokens"]
     return (
         f"{table(head, rows)}\n{machine_of(found, runs)}. {found['num_requests']} requests of "

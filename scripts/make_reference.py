@@ -18,7 +18,16 @@ import numpy as np
 import torch
 import transformers
 
-from recorded_answers import answers, is_same, make_parser, read_model, read_prompts, record, run, set_up_torch
+from recorded_answers import (
+    answers,
+    is_same,
+    make_parser,
+    read_model,
+    read_prompts,
+    record,
+    run,
+    set_up_torch,
+)
 
 PROMPT_LENGTHS = (1, 5, 17, 33)
 MARGIN = 5e-3
@@ -39,12 +48,20 @@ class Case:
 def gpt2(heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
     """A GPT-2 of a given shape. End tokens are off: every prompt generates the same number of tokens."""
     embed = heads * head_dim
-    shape = {"n_head": heads, "n_embd": embed, "n_inner": 2 * embed, "n_layer": layers, "vocab_size": vocab}
+    shape = {
+        "n_head": heads,
+        "n_embd": embed,
+        "n_inner": 2 * embed,
+        "n_layer": layers,
+        "vocab_size": vocab,
+    }
     shape["n_positions"] = 64
     return Case("gpt2", {**shape, "bos_token_id": None, "eos_token_id": None, **options})
 
 
-def llama(heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **options: Any) -> Case:
+def llama(
+    heads: int, kv_heads: int, head_dim: int, layers: int, vocab: int, **options: Any
+) -> Case:
     """A Llama of a given shape, also without end tokens."""
     shape = {
         "num_attention_heads": heads,
@@ -102,18 +119,33 @@ def opt(**options: Any) -> Case:
 
 def gemma3(layers: int, **options: Any) -> Case:
     """A small Gemma 3, narrow because its period of six layers needs many of them."""
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers, "query_pre_attn_scalar": 10}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": layers,
+        "query_pre_attn_scalar": 10,
+    }
     return like_llama("gemma3_text", **shape, **options)
 
 
 def with_images(texts: Case) -> Case:
     """A Gemma 3 for images and texts, whose part for images is as small as possible."""
-    vision = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision = {
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     parts = {
         "text_config": {**texts.options, "initializer_range": 0.2},
         "vision_config": {**vision, "image_size": 4, "patch_size": 2},
     }
-    tokens = {"boi_token_index": 90, "eoi_token_index": 91, "image_token_index": 92, "mm_tokens_per_image": 4}
+    tokens = {
+        "boi_token_index": 90,
+        "eoi_token_index": 91,
+        "image_token_index": 92,
+        "mm_tokens_per_image": 4,
+    }
     return Case("gemma3", {**parts, **tokens, **NO_TOKENS})
 
 
@@ -127,20 +159,32 @@ CASES: Mapping[str, Case] = {
     "gpt2-12-heads": gpt2(12, 4, 3, 211, n_inner=None),
     "gpt2-25-heads": gpt2(25, 2, 2, 97),
     "gpt2-untied-sharded": Case(
-        "gpt2", {**gpt2(4, 12, 2, 131, tie_word_embeddings=False, n_inner=80).options}, shard_size="60KB"
+        "gpt2",
+        {**gpt2(4, 12, 2, 131, tie_word_embeddings=False, n_inner=80).options},
+        shard_size="60KB",
     ),
     "llama-12-heads-3-groups": llama(12, 4, 8, 2, 211),
     "llama-25-heads": llama(25, 5, 4, 2, 97, tie_word_embeddings=True),
     "llama-biases-sharded": Case(
-        "llama", {**llama(6, 2, 16, 3, 131, attention_bias=True, mlp_bias=True).options}, shard_size="60KB"
+        "llama",
+        {**llama(6, 2, 16, 3, 131, attention_bias=True, mlp_bias=True).options},
+        shard_size="60KB",
     ),
     "llama-rope-linear": stretched(rope_type="linear", factor=4.0),
     "llama-rope-dynamic": stretched(rope_type="dynamic", factor=2.0),
     "llama-rope-llama3": stretched(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
     ),
     "llama-rope-yarn": stretched(
-        rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=1.0
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        beta_fast=4.0,
+        beta_slow=1.0,
     ),
     "llama-rope-yarn-mscale": stretched(
         rope_type="yarn",
@@ -158,7 +202,9 @@ CASES: Mapping[str, Case] = {
     ),
     "llama-smollm-9-heads": llama(9, 3, 4, 2, 97, tie_word_embeddings=True),
     "qwen2-tied": like_llama("qwen2", tie_word_embeddings=True),
-    "qwen2-window": like_llama("qwen2", use_sliding_window=True, max_window_layers=0, sliding_window=7),
+    "qwen2-window": like_llama(
+        "qwen2", use_sliding_window=True, max_window_layers=0, sliding_window=7
+    ),
     "mistral-window": like_llama("mistral", sliding_window=10, head_dim=16),
     "qwen3": like_llama("qwen3", head_dim=16, tie_word_embeddings=True),
     "phi3-window": like_llama("phi3", sliding_window=12, partial_rotary_factor=0.5),
@@ -173,9 +219,15 @@ CASES: Mapping[str, Case] = {
     ),
     "olmo2": like_llama("olmo2"),
     "mixtral": like_llama(
-        "mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=10, intermediate_size=24
+        "mixtral",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=10,
+        intermediate_size=24,
     ),
-    "qwen3_moe": like_llama("qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12),
+    "qwen3_moe": like_llama(
+        "qwen3_moe", head_dim=16, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12
+    ),
     "qwen3_moe-normalised": like_llama(
         "qwen3_moe",
         num_experts=6,
@@ -227,7 +279,9 @@ CASES: Mapping[str, Case] = {
         attn_logit_softcapping=None,
         final_logit_softcapping=None,
     ),
-    "gemma3": gemma3(8, num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=5),
+    "gemma3": gemma3(
+        8, num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=5
+    ),
     "gemma3-one-kv-head": gemma3(
         4,
         num_attention_heads=4,
@@ -241,7 +295,9 @@ CASES: Mapping[str, Case] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
-    "gemma3-with-images": with_images(gemma3(2, head_dim=6, sliding_window=5, sliding_window_pattern=2)),
+    "gemma3-with-images": with_images(
+        gemma3(2, head_dim=6, sliding_window=5, sliding_window_pattern=2)
+    ),
     "gpt_neox-parallel": neox(),
     "gpt_neox-sequential": neox(use_parallel_residual=False, rotary_pct=1.0),
     "opt": opt(),
@@ -251,19 +307,22 @@ CASES: Mapping[str, Case] = {
 def build(case: Case, seed: int) -> Any:
     """The model with random weights, wide enough to make all positions differ."""
     torch.manual_seed(seed)
-    kind, std = transformers.CONFIG_MAPPING[case.family], "init_std" if case.family == "opt" else "initializer_range"
+    kind = transformers.CONFIG_MAPPING[case.family]
+    std = "init_std" if case.family == "opt" else "initializer_range"
     config = kind(**case.options, **{std: 0.2}, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name or ".ln_" in name:  # these start as zeros and ones
+            # these start as zeros and ones
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 def attempt(case: Case, seed: int) -> tuple[Any, dict[str, np.ndarray]]:
     """The model of a seed, its random prompts, and its answers to them."""
-    model, random = build(case, seed), np.random.default_rng(seed)
+    model = build(case, seed)
+    random = np.random.default_rng(seed)
     vocab = model.config.get_text_config().vocab_size
     prompts = [random.integers(0, vocab, length) for length in PROMPT_LENGTHS]
     ids = {f"ids_{number}": prompt.astype(np.int32) for number, prompt in enumerate(prompts)}
@@ -302,7 +361,9 @@ def embed(out: Path) -> None:
 def main() -> int:
     """Make or verify all cases, or write their embeddings; 1 if one differs."""
     parser = make_parser(__doc__, "tests/fixtures/reference")
-    parser.add_argument("--embeddings", action="store_true", help="write embeddings.npz of the existing models only")
+    parser.add_argument(
+        "--embeddings", action="store_true", help="write embeddings.npz of the existing models only"
+    )
     args = parser.parse_args()
     if args.embeddings:
         set_up_torch()

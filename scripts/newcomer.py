@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from orca_jax.processor import cpu_name
+from orca_jax.helpers.processor import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
-PASSED = ("PIP_", "SSL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "LANG")  # variables of the network
+# variables of the network
+PASSED = ("PIP_", "SSL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "LANG")
 SECONDS = 1800  # for one step
 MESSAGE = "What is the capital of France?"
 OWN_MODEL = """
@@ -78,7 +79,9 @@ class Journey:
         home = folder / "home"
         home.mkdir()
         search = f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-        kept = {name: value for name, value in os.environ.items() if name.upper().startswith(PASSED)}
+        kept = {
+            name: value for name, value in os.environ.items() if name.upper().startswith(PASSED)
+        }
         self.variables = {**kept, "PATH": search, "HOME": str(home), "PYTHONUNBUFFERED": "1"}
         self.seconds: dict[str, float] = {}
         self._begun = time.monotonic()
@@ -101,7 +104,11 @@ class Journey:
         log = self.clone.parent / "server.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                [*command, "--port", str(port)], cwd=self.clone, env=self.variables, stdout=out, stderr=out
+                [*command, "--port", str(port)],
+                cwd=self.clone,
+                env=self.variables,
+                stdout=out,
+                stderr=out,
             )
             try:
                 yield StartedServer(f"http://127.0.0.1:{port}", process)
@@ -118,10 +125,15 @@ class Journey:
         """Wait until a server is ready; note the end of the installation before it."""
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
-            if "installed" not in self.seconds and (self.clone / ".venv" / ".orca-installed").exists():
+            if (
+                "installed" not in self.seconds
+                and (self.clone / ".venv" / ".orca-installed").exists()
+            ):
                 self.done("installed", "the package is installed")
             if server.process.poll() is not None:
-                raise SystemExit(f"error: the server ended with status {server.process.returncode} before it was ready")
+                raise SystemExit(
+                    f"error: the server ended with status {server.process.returncode} before it was ready"
+                )
             try:
                 with urlopen(f"{server.url}/health", timeout=5) as response:
                     if response.status == 200:
@@ -135,7 +147,9 @@ class Journey:
 def first_token(url: str) -> None:
     """Read a stream of a completion up to its first token. The model is the served one."""
     body = {"prompt": "The sea was", "max_tokens": 8, "stream": True, "ignore_eos": True}
-    request = Request(f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    request = Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     with urlopen(request, timeout=SECONDS) as response:
         for line in response:
             if line.startswith(b"data: {"):
@@ -154,7 +168,11 @@ def first_answer(url: str) -> tuple[str, str]:
         with urlopen(url, timeout=60) as page:
             assert b"<html" in page.read()
         body = {"messages": [{"role": "user", "content": MESSAGE}], "max_tokens": 64}
-        request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+        request = Request(
+            f"{url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
         with urlopen(request, timeout=SECONDS) as response:
             return "http", json.load(response)["choices"][0]["message"]["content"]
     with sync_playwright() as playwright:
@@ -172,22 +190,34 @@ def first_answer(url: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Walk the path; print the times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args(argv)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="orca-jax-newcomer-") as folder:
         found = walk(Journey(Path(folder)))
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "load_average": [load, os.getloadavg()[0]]}
+    machine = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average": [load, os.getloadavg()[0]],
+    }
     print(json.dumps({**found, **machine, "commit": commit.stdout.strip()}))
     return 0
 
 
 def walk(path: Journey) -> Mapping[str, Any]:
     """Walk the path. Returns the seconds of its steps."""
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(path.clone)], check=True)
+    subprocess.run(
+        ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(path.clone)], check=True
+    )
     path.done("cloned", "the repository is cloned")
     with path.server("./scripts/serve") as server:
         path.wait_for(server)
@@ -195,11 +225,17 @@ def walk(path: Journey) -> Mapping[str, Any]:
         first_token(server.url)
         path.done("first_token", "first token over HTTP")
         program, answer = first_answer(server.url)
-        path.done("first_answer", f"first answer in the playground ({program}): {' '.join(answer.split())[:80]!r}")
-    own, python = str(path.clone.parent / "own"), str(path.clone / ".venv" / "bin" / "python")
+        path.done(
+            "first_answer",
+            f"first answer in the playground ({program}): {' '.join(answer.split())[:80]!r}",
+        )
+    own = str(path.clone.parent / "own")
+    python = str(path.clone / ".venv" / "bin" / "python")
     subprocess.run([python, "-c", OWN_MODEL, own], cwd=path.clone, env=path.variables, check=True)
     path.restart()
-    with path.server(str(path.clone / ".venv" / "bin" / "orca-jax"), "serve", "--model", own) as server:
+    with path.server(
+        str(path.clone / ".venv" / "bin" / "orca-jax"), "serve", "--model", own
+    ) as server:
         path.wait_for(server)
         first_token(server.url)
         path.done("own_model", "own model: from orca-jax serve --model DIR to its first token")

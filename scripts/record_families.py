@@ -45,7 +45,10 @@ def record(family: str, number: int) -> Recorded:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in sorted(path.glob("*.safetensors")):
             with safe_open(file, "np") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in list(tensors.keys())}
+                shapes |= {
+                    name: tuple(tensors.get_slice(name).get_shape())
+                    for name in list(tensors.keys())
+                }
         saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
         config = saved if number % 2 else config
         write(path, config, shapes)
@@ -57,7 +60,9 @@ def record(family: str, number: int) -> Recorded:
         raise SystemExit(f"{family} {number}: {wrong}")
     model.eval()
     for attempt in range(ATTEMPTS):
-        prompt = np.random.default_rng(zlib.crc32(f"{family} {number} {attempt}".encode())).integers(3, VOCAB, PROMPT)
+        prompt = np.random.default_rng(
+            zlib.crc32(f"{family} {number} {attempt}".encode())
+        ).integers(3, VOCAB, PROMPT)
         ids, logprobs, margin = answers(model, prompt)
         if margin > MARGIN:
             return Recorded(config, shapes, ids.astype(np.int32), logprobs)
@@ -73,7 +78,8 @@ def class_of(config: Any) -> Any:
 @torch.no_grad()
 def answers(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """The ids of a prompt and its greedy answer, log probabilities, and the least margin of a choice."""
-    ids, margin = prompt.tolist(), float("inf")
+    ids = prompt.tolist()
+    margin = float("inf")
     for _ in range(NEW):
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
         best = logits[-1].topk(2).values
@@ -89,7 +95,9 @@ def answers(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
 
 def main() -> int:
     """Write or compare the records; 1 if one differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("families", nargs="*", default=sorted(MAKERS))
     parser.add_argument("--number", type=int, default=3, help="models of each family")
     parser.add_argument("--verify", action="store_true", help="compare the record, write nothing")
@@ -103,7 +111,11 @@ def main() -> int:
             save(family, found)
             continue
         for new, old in zip(found, load(family), strict=True):
-            assert (new.config, dict(new.shapes), new.ids.tolist()) == (old.config, dict(old.shapes), old.ids.tolist())
+            assert (new.config, dict(new.shapes), new.ids.tolist()) == (
+                old.config,
+                dict(old.shapes),
+                old.ids.tolist(),
+            )
             worst = max(worst, float(np.abs(new.logprobs - old.logprobs).max()))
     print(f"largest difference {worst:.1e}")
     return 0 if worst <= TOLERANCE else 1

@@ -24,7 +24,10 @@ import transformers
 
 from tests.model.states.hybrids import NAMES, NEW, PROMPTS, RECORD, prompt, write
 
-MARGIN, STABLE, EXACT, ATTEMPTS = 5e-3, 1e-5, 2e-5, 40
+MARGIN = 5e-3
+STABLE = 1e-5
+EXACT = 2e-5
+ATTEMPTS = 40
 TOLERANCE = 1e-5
 NOT_THERE = re.compile(r"_decay$|slope_rate$|vision_tower|projector|visual")
 
@@ -37,7 +40,9 @@ def answers(name: str) -> dict[str, np.ndarray]:
         kinds = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
         parsed = transformers.AutoConfig.from_pretrained(folder)
         load = next(kind for kind in kinds if type(parsed) in kind._model_mapping).from_pretrained
-        model, info = load(folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
+        model, info = load(
+            folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+        )
     wrong = {key: value for key, value in info.items() if value}
     # The decay of linear attention is computed, and the part for images has no effect: neither is in the tests' files.
     wrong["missing_keys"] = {key for key in info["missing_keys"] if not NOT_THERE.search(key)}
@@ -46,11 +51,17 @@ def answers(name: str) -> dict[str, np.ndarray]:
     model.eval()
     rounded = copy.deepcopy(model)
     for index, values in enumerate(rounded.parameters()):
-        values *= 1 + 1e-7 * torch.randn(values.shape, generator=torch.Generator().manual_seed(index))
-    others, found = [(rounded, STABLE), *_in_float64(model)], dict[str, np.ndarray]()
+        values *= 1 + 1e-7 * torch.randn(
+            values.shape, generator=torch.Generator().manual_seed(index)
+        )
+    others = [(rounded, STABLE), *_in_float64(model)]
+    found = dict[str, np.ndarray]()
     for number, length in enumerate(PROMPTS):
-        ids, logits = _first_clear(model, others, [prompt(name, length, attempt) for attempt in range(ATTEMPTS)])
-        found[f"{name}/ids_{number}"] = ids.numpy().astype(np.int32)  # those of the prompt, and the generated ones
+        ids, logits = _first_clear(
+            model, others, [prompt(name, length, attempt) for attempt in range(ATTEMPTS)]
+        )
+        # those of the prompt, and the generated ones
+        found[f"{name}/ids_{number}"] = ids.numpy().astype(np.int32)
         found[f"{name}/logprobs_{number}"] = logits.log_softmax(dim=1).numpy()
     return found
 
@@ -76,12 +87,16 @@ def _first_clear(
         prompt_ids = torch.tensor(ids)[None]
         # Without a cache: with one, that of Nemotron-H is not of the same model.
         options = {"do_sample": False, "max_new_tokens": NEW, "use_cache": False}
-        whole = model.generate(input_ids=prompt_ids, attention_mask=torch.ones_like(prompt_ids), **options)
+        whole = model.generate(
+            input_ids=prompt_ids, attention_mask=torch.ones_like(prompt_ids), **options
+        )
         logits = model(whole, use_cache=False).logits[0].float()
         best = logits.topk(2).values[len(ids) - 1 : -1]
         is_clear = float((best[:, 0] - best[:, 1]).min()) > MARGIN
         for other, limit in others:
-            change = other(whole, use_cache=False).logits[0].log_softmax(dim=1) - logits.log_softmax(dim=1)
+            change = other(whole, use_cache=False).logits[0].log_softmax(
+                dim=1
+            ) - logits.log_softmax(dim=1)
             is_clear &= float(change.abs().max()) < limit
         if is_clear and torch.equal(logits.argmax(dim=1)[len(ids) - 1 : -1], whole[0, len(ids) :]):
             return whole[0], logits
@@ -90,20 +105,31 @@ def _first_clear(
 
 def main() -> int:
     """Write the record, or compare it; 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--verify", action="store_true", help="compare the record, write nothing")
-    parser.add_argument("names", nargs="*", help="of models whose records are replaced; without names those of all")
+    parser.add_argument(
+        "names", nargs="*", help="of models whose records are replaced; without names those of all"
+    )
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    found = {key: value for name in args.names or NAMES for key, value in answers(name).items()}
+    found: dict[str, np.ndarray] = {}
+    for name in args.names or NAMES:
+        found |= answers(name)
     stored = np.load(RECORD)
     if not args.verify:
         np.savez_compressed(RECORD, **{**stored, **found})
         return 0
     same = set(found) <= set(stored.files) and (bool(args.names) or len(found) == len(stored.files))
     worst = (
-        max(float(np.abs(stored[key].astype(np.float64) - value).max()) for key, value in found.items()) if same else 1
+        max(
+            float(np.abs(stored[key].astype(np.float64) - value).max())
+            for key, value in found.items()
+        )
+        if same
+        else 1
     )
     print(f"largest difference {worst:.1e}")
     return 0 if worst <= TOLERANCE else 1

@@ -25,10 +25,12 @@ def greedy(model: Any, prompt: list[int], end: int) -> tuple[list[int], float]:
     """The ids after a prompt, up to an end token, and the least margin between the best two logits."""
     ids: list[int] = []
     margin = float("inf")
-    inputs, past = torch.tensor([prompt]), None
+    inputs = torch.tensor([prompt])
+    past = None
     while len(ids) < NEW and ids[-1:] != [end]:
         out = model(inputs, past_key_values=past, use_cache=True)
-        past, logits = out.past_key_values, out.logits[0, -1]
+        past = out.past_key_values
+        logits = out.logits[0, -1]
         best = logits.topk(2)
         margin = min(margin, float(best.values[0] - best.values[1]))
         ids.append(int(best.indices[0]))
@@ -39,7 +41,10 @@ def greedy(model: Any, prompt: list[int], end: int) -> tuple[list[int], float]:
 def tokenizer_of(path: Path) -> Any:
     """The tokenizer, whose digits are apart as in the model's own tokenizer.json: the conversion leaves that out."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     return tokenizer
 
@@ -51,18 +56,26 @@ def main() -> None:
     path = parser.parse_args().file
     tokenizer = tokenizer_of(path)
     vocabulary = [tokenizer.decode([id]) for id in range(len(tokenizer))]
-    digests = [digest(tokenizer.encode(text, add_special_tokens=False)) for text in texts(vocabulary)]
+    digests = [
+        digest(tokenizer.encode(text, add_special_tokens=False)) for text in texts(vocabulary)
+    ]
     load = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32).eval()
+    model = load(
+        path.parent, gguf_file=path.name, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     chats = []
     for messages in CHATS:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         prompt = tokenizer.encode(rendered, add_special_tokens=False)
         ids, margin = greedy(model, prompt, tokenizer.eos_token_id)
         chats.append({"prompt": prompt, "ids": ids, "margin": round(margin, 5)})
         print(f"{margin:.5f}", repr(tokenizer.decode(ids)))
     rows = ",\n".join(json.dumps(chat) for chat in chats)
-    RECORD.write_text(f'{{"chats": [\n{rows}\n],\n"texts": "{" ".join(digests)}"}}\n', encoding="utf-8")
+    RECORD.write_text(
+        f'{{"chats": [\n{rows}\n],\n"texts": "{" ".join(digests)}"}}\n', encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

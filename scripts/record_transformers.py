@@ -27,7 +27,8 @@ SECONDS = 60
 @torch.no_grad()
 def greedy(model: Any, prompt: list[int]) -> tuple[list[int], float, list[float]]:
     """The ids after a prompt, the least margin between the best two logits, and four numbers of the last logits."""
-    ids, margin = list(prompt), float("inf")
+    ids = list(prompt)
+    margin = float("inf")
     for _ in range(NEW):
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
         best = logits.topk(2).values
@@ -44,7 +45,9 @@ def record(made: Directory) -> dict[str, Any]:
         signal.alarm(SECONDS)
         try:
             load = transformers.AutoModelForCausalLM.from_pretrained
-            model, info = load(folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
+            model, info = load(
+                folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+            )
             model.eval()
             for attempt in range(20):
                 ids, margin, last = greedy(model, made.prompt(attempt))
@@ -71,8 +74,12 @@ def too_long(number: int, frame: object) -> None:
 
 def main() -> int:
     """Write the record, with one line per directory."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("tests/fixtures/configs/transformers.json"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("tests/fixtures/configs/transformers.json")
+    )
     parser.add_argument("--number", type=int, default=200, help="directories of each family")
     args = parser.parse_args()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -82,7 +89,11 @@ def main() -> int:
     for family in FAMILIES:
         for number in range(args.number):
             made = directory(family, number)
-            lines.append(json.dumps({"family": family, "number": number, "digest": made.digest, **record(made)}))
+            lines.append(
+                json.dumps(
+                    {"family": family, "number": number, "digest": made.digest, **record(made)}
+                )
+            )
     args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 

@@ -33,7 +33,9 @@ TOLERANCE = 2e-5
 def read_model(name: str) -> Any:
     """A reference model as Tunix reads it."""
     kind = MODELS[name]
-    module, params = (importlib.import_module(f"tunix.models.{kind}.{part}") for part in ("model", "params"))
+    module, params = (
+        importlib.import_module(f"tunix.models.{kind}.{part}") for part in ("model", "params")
+    )
     hf = json.loads((REFERENCE / name / "config.json").read_text())
     config = module.ModelConfig(
         num_layers=hf["num_hidden_layers"],
@@ -51,13 +53,16 @@ def read_model(name: str) -> Any:
     if (rotate := getattr(module, "apply_rope", None)) is not None:
         vars(module)["apply_rope"] = partial(rotate, rope_theta=config.rope_theta)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    return params.create_model_from_safe_tensors(str(REFERENCE / name), config, mesh=mesh, dtype=jnp.float32)
+    return params.create_model_from_safe_tensors(
+        str(REFERENCE / name), config, mesh=mesh, dtype=jnp.float32
+    )
 
 
 def error_of(model: Any, name: str) -> float:
     """The largest difference to transformers' logits, relative to the largest logit."""
     expected = np.load(REFERENCE / name / "expected.npz")
-    ids, theirs = expected["ids_2"], expected["logits_2"]
+    ids = expected["ids_2"]
+    theirs = expected["logits_2"]
     positions = jnp.arange(len(ids))[None]
     mask = jnp.tril(jnp.ones((1, len(ids), len(ids)), bool))
     logits, _ = model(jnp.asarray(ids)[None], positions, None, mask)
@@ -66,11 +71,16 @@ def error_of(model: Any, name: str) -> float:
 
 def main() -> None:
     """Compare all models, and write one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=REFERENCE.parent / "trees", help="folder of the fixtures")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=REFERENCE.parent / "trees", help="folder of the fixtures"
+    )
     args = parser.parse_args()
     for name in MODELS:
-        model, folder = read_model(name), (args.out / f"tunix-{name}").absolute()
+        model = read_model(name)
+        folder = (args.out / f"tunix-{name}").absolute()
         error = error_of(model, name)
         print(f"{name}: logits differ by {error:.1e}")
         assert error <= TOLERANCE, "Tunix reads another model"

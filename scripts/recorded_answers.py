@@ -45,13 +45,16 @@ def answers(model: Any, prompts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 def read_model(directory: Path) -> Any:
     """Load a model with the plain implementation of attention."""
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, attn_implementation="eager"
+    ).eval()
 
 
 def read_prompts(directory: Path) -> list[np.ndarray]:
     """The recorded prompts of a reference model, in order."""
     stored = np.load(directory / FILE)
-    return [stored[f"ids_{number}"] for number in range(sum(name.startswith("ids_") for name in stored.files))]
+    num_prompts = sum(name.startswith("ids_") for name in stored.files)
+    return [stored[f"ids_{number}"] for number in range(num_prompts)]
 
 
 def record(
@@ -80,7 +83,9 @@ def is_same(name: str, directory: Path, found: Mapping[str, np.ndarray]) -> bool
     worst, same = 0.0, True
     for number in range(sum(name.startswith("logits_") for name in stored.files)):
         logits = stored[f"logits_{number}"]
-        worst = max(worst, float(np.abs(found[f"logits_{number}"] - logits).max() / np.abs(logits).max()))
+        worst = max(
+            worst, float(np.abs(found[f"logits_{number}"] - logits).max() / np.abs(logits).max())
+        )
         same &= np.array_equal(found[f"greedy_{number}"], stored[f"greedy_{number}"])
     holds = same and worst <= TOLERANCE
     ids = "same" if same else "differ"
@@ -96,10 +101,18 @@ def set_up_torch() -> None:
 
 def make_parser(description: str | None, out: str) -> argparse.ArgumentParser:
     """The flags of both scripts. `out` is the default folder of their cases."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verify", action="store_true", help="compare the existing folders, write nothing")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to make or verify; default: all")
-    parser.add_argument("--out", type=Path, default=Path(out), help="the folder of all cases; default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="compare the existing folders, write nothing"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="cases to make or verify; default: all"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(out), help="the folder of all cases; default: %(default)s"
+    )
     return parser
 
 
@@ -112,7 +125,9 @@ def run(
     """Make or verify the chosen cases; 1 if one differs."""
     names = args.names or list(cases)
     if unknown := [name for name in names if name not in cases]:
-        raise SystemExit(f"NAME: {', '.join(unknown)} is not a case; the cases are {', '.join(cases)}")
+        raise SystemExit(
+            f"NAME: {', '.join(unknown)} is not a case; the cases are {', '.join(cases)}"
+        )
     set_up_torch()
     if args.verify:
         return 0 if all([verify(name, args.out / name) for name in names]) else 1

@@ -40,13 +40,14 @@ from demo.data import Packer, Rows, read_texts, split_texts, train_tokenizer
 from demo.exam import Exam
 from demo.tasks import mixture
 from demo.training import Trainer, learning_rate
-from orca_jax.config import ModelConfig
 from orca_jax.flags import FlagParser
-from orca_jax.layer_config import RopeConfig
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import RopeConfig
 
-SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)  # row lengths in turn: mostly short ones, which cost less
+# row lengths in turn: mostly short ones, which cost less
+SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)
 TEXT_ROWS = 16  # one of so many rows is literature
 
 
@@ -64,30 +65,65 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, nargs="*", default=[], help="text files; of each, the last 2 %% are held out"
+        "--data",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="text files; of each, the last 2 %% are held out",
     )
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/demo"), help="model directory (%(default)s)")
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("checkpoints/demo"), help="model directory (%(default)s)"
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, default=Path("runs/demo"), help="state of the run (%(default)s)"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in --run-dir")
-    parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)")
-    parser.add_argument("--tokens", type=float, default=0.0, help="length of the whole run in tokens, not in minutes")
-    parser.add_argument("--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)")
     parser.add_argument(
-        "--decay-from", type=float, default=0.3, help="share of the time before the learning rate falls (%(default)s)"
+        "--minutes", type=float, default=60.0, help="length of the whole run (%(default)s)"
     )
     parser.add_argument(
-        "--devices", type=int, default=0, help="devices to use; on a CPU, as many as cores (default: all there are)"
+        "--tokens",
+        type=float,
+        default=0.0,
+        help="length of the whole run in tokens, not in minutes",
     )
     parser.add_argument(
-        "--batch-tokens", type=int, default=4096, help="tokens per update, a multiple of 1024 (%(default)s)"
+        "--eval-minutes", type=float, default=5.0, help="time between evaluations (%(default)s)"
     )
-    parser.add_argument("--count", type=int, default=200, help="questions of each task in the last test (%(default)s)")
+    parser.add_argument(
+        "--decay-from",
+        type=float,
+        default=0.3,
+        help="share of the time before the learning rate falls (%(default)s)",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=0,
+        help="devices to use; on a CPU, as many as cores (default: all there are)",
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=4096,
+        help="tokens per update, a multiple of 1024 (%(default)s)",
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=200,
+        help="questions of each task in the last test (%(default)s)",
+    )
     parser.add_argument("--note", default="", help="remark on the training for the card")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model (%(default)s)")
     parser.add_argument("--embed", type=int, default=256, help="width of the model (%(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (%(default)s)")
-    parser.add_argument("--vocab", type=int, default=2048, help="size of the vocabulary (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)")
+    parser.add_argument(
+        "--vocab", type=int, default=2048, help="size of the vocabulary (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of initial values and batches (%(default)s)"
+    )
     args = parser.parse_args(arguments)
     for flag, remedy in problems(args):
         parser.error(f"{flag} {remedy}")
@@ -165,9 +201,13 @@ def state_of(directory: Path) -> Path:
 
 def save_run(directory: Path, run: Run, trainer: Trainer) -> None:
     """Write the state beside the old one, then swap them: an interruption leaves a complete state."""
-    fresh, newest, old = directory / "state.new", directory / "state", directory / "state.old"
+    fresh = directory / "state.new"
+    newest = directory / "state"
+    old = directory / "state.old"
     shutil.rmtree(fresh, ignore_errors=True)
-    leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves((trainer.params, trainer.state)))}
+    leaves = {
+        str(i): leaf for i, leaf in enumerate(jax.tree.leaves((trainer.params, trainer.state)))
+    }
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(fresh.absolute() / "arrays", args=ocp.args.PyTreeSave(leaves))
     (fresh / "run.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
@@ -184,9 +224,13 @@ def restore_run(directory: Path, trainer: Trainer) -> Run:
     on_host = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in range(len(leaves))}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arrays: dict[str, Any] = checkpointer.restore(
-            (state_of(directory) / "arrays").absolute(), args=ocp.args.PyTreeRestore(on_host, restore_args=on_host)
+            (state_of(directory) / "arrays").absolute(),
+            args=ocp.args.PyTreeRestore(on_host, restore_args=on_host),
         )
-    restored = [jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding) for i, leaf in enumerate(leaves)]
+    restored = [
+        jax.device_put(arrays[str(i)].astype(leaf.dtype), leaf.sharding)
+        for i, leaf in enumerate(leaves)
+    ]
     trainer.params, trainer.state = jax.tree.unflatten(structure, restored)
     saved = json.loads((state_of(directory) / "run.json").read_text(encoding="utf-8"))
     return Run(**{**saved, "history": [Record(**record) for record in saved["history"]]})
@@ -220,13 +264,17 @@ class Training:
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         config = model_config(args)
         self.trainer = Trainer(
-            Decoder(config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab),
+            Decoder(
+                config, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(args.seed), vocab_rows=args.vocab
+            ),
             jax.devices()[: args.devices or None],
         )
         self.run = restore_run(args.run_dir, self.trainer) if args.resume else Run()
         # The position in the data is not saved: the step seeds the random state of a resumed run instead.
         seed = args.seed + self.run.step
-        self.packer = Packer(self.tokenizer, heads, mixture.pieces(seed), config.max_positions, seed)
+        self.packer = Packer(
+            self.tokenizer, heads, mixture.pieces(seed), config.max_positions, seed
+        )
         self.exam = Exam(self.tokenizer, tails)
 
     def draw(self) -> Rows:
@@ -237,16 +285,26 @@ class Training:
 
     def train(self) -> None:
         """Update until the run has its length, or a signal arrives."""
-        run, losses = self.run, []
+        run = self.run
+        losses = []
         since_exam = 0.0
-        with interruptible() as signals, tqdm(total=100, initial=int(100 * self.progress), unit="%") as bar:
+        with (
+            interruptible() as signals,
+            tqdm(total=100, initial=int(100 * self.progress), unit="%") as bar,
+        ):
             while self.progress < 1 and not signals:
                 begin = time.monotonic()
                 losses.append(self.trainer.step(self.draw(), self.rate()))
-                run.step, run.tokens = run.step + 1, run.tokens + self.args.batch_tokens
+                run.step = run.step + 1
+                run.tokens = run.tokens + self.args.batch_tokens
                 taken = time.monotonic() - begin
-                run.seconds, since_exam = run.seconds + taken, since_exam + taken
-                bar.set_postfix(step=run.step, loss=f"{np.mean(losses[-20:]):.3f}", tokens=f"{run.tokens / 1e6:.2f}M")
+                run.seconds = run.seconds + taken
+                since_exam = since_exam + taken
+                bar.set_postfix(
+                    step=run.step,
+                    loss=f"{np.mean(losses[-20:]):.3f}",
+                    tokens=f"{run.tokens / 1e6:.2f}M",
+                )
                 bar.update(int(100 * self.progress) - bar.n)
                 if since_exam > self.args.eval_minutes * 60 or self.progress >= 1 or signals:
                     self.evaluate(float(np.mean(losses)))

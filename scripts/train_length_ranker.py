@@ -1,6 +1,6 @@
 """Trains a model that predicts the lengths of answers, from a log of requests.
 
-    python scripts/log_lengths.py --count 5000 --out lengths.jsonl
+    python -m lab.measured.log_lengths --count 5000 --out lengths.jsonl
     python scripts/train_length_ranker.py --data lengths.jsonl --model demo --out ranker
     ./scripts/serve --scheduler chunked --scheduling-policy shortest --length-predictor ranker
 
@@ -20,12 +20,12 @@ from length_ranker.card import Result, write_card
 from length_ranker.export import calibrate, save_scorer, scorer_of
 from length_ranker.log import read_log
 from length_ranker.training import Settings, scores_of, train
-from orca_jax.bundled import model_directory
-from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser
+from orca_jax.helpers.bundled import model_directory
 from orca_jax.model.load import load_decoder, tensor_mesh
-from orca_jax.ranker.storage import PARAMS
 from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.tools.ranker.storage import PARAMS
+from orca_jax.values.errors import OrcaError
 
 HELD_OUT = 1 / 6
 
@@ -35,11 +35,24 @@ def parse_args() -> argparse.Namespace:
     defaults = Settings()
     parser = FlagParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--data", type=Path, nargs="+", required=True, metavar="FILE", help="logs of JSON lines, see log_lengths.py"
+        "--data",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="logs of JSON lines, see log_lengths.py",
     )
-    parser.add_argument("--model", default="demo", help="served model; the ranker uses its embedding (default: demo)")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="directory to create, without a ranker in it"
+        "--model",
+        default="demo",
+        help="served model; the ranker uses its embedding (default: demo)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory to create, without a ranker in it",
     )
     parser.add_argument(
         "--epochs",
@@ -49,10 +62,17 @@ def parse_args() -> argparse.Namespace:
         help=f"passes over the log (default: {defaults.epochs})",
     )
     parser.add_argument(
-        "--about", default="", metavar="TEXT", help="description of the logged requests and their licence, for the card"
+        "--about",
+        default="",
+        metavar="TEXT",
+        help="description of the logged requests and their licence, for the card",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of initial values and batches (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of initial values and batches (default: 0)",
     )
     return parser.parse_args()
 
@@ -60,7 +80,9 @@ def parse_args() -> argparse.Namespace:
 def main(args: argparse.Namespace) -> None:
     """Train, save, and print Kendall's tau on the held-out requests."""
     if (args.out / PARAMS).exists():
-        raise ValueError(f"--out: {args.out} already holds a ranker; choose another directory, or remove it")
+        raise ValueError(
+            f"--out: {args.out} already holds a ranker; choose another directory, or remove it"
+        )
     source = model_directory(args.model) or args.model
     decoder = load_decoder(source, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
     tokenizer = load_tokenizer(source)
@@ -75,7 +97,13 @@ def main(args: argparse.Namespace) -> None:
     scorer = scorer_of(ranker, calibrate(scores, held_out.lengths))
     save_scorer(scorer, args.out)
     write_card(
-        args.out / "README.md", scorer, result, args.model, [path.name for path in args.data], args.epochs, args.about
+        args.out / "README.md",
+        scorer,
+        result,
+        args.model,
+        [path.name for path in args.data],
+        args.epochs,
+        args.about,
     )
     print(
         f"Kendall's tau on {result.held_out} held-out requests: {result.tau:.3f}; by length of prompt {by_prompt:.3f}"

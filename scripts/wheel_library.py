@@ -43,13 +43,17 @@ class LibraryHook(BuildHookInterface[Any]):
         headers = importlib.util.find_spec("jaxlib")
         if compiler is None or headers is None or headers.origin is None:
             lacking = "C compiler" if compiler is None else "jaxlib, whose headers it needs"
-            self.app.display_warning(f"the wheel has no library in C: this machine has no {lacking}")
+            self.app.display_warning(
+                f"the wheel has no library in C: this machine has no {lacking}"
+            )
             return
         include = str(Path(headers.origin).parent / "include")
         try:
             content = functions["compiled"](compiler, functions["wheel_parts"](), include, None)
         except (OSError, subprocess.SubprocessError) as error:
-            self.app.display_warning(f"the wheel has no library in C: {getattr(error, 'stderr', None) or error}")
+            self.app.display_warning(
+                f"the wheel has no library in C: {getattr(error, 'stderr', None) or error}"
+            )
             return
         self._folder = tempfile.TemporaryDirectory()
         made = Path(self._folder.name, functions["wheel_file"]().name)

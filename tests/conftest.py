@@ -17,12 +17,16 @@ from tests.run.rewriting import rewrite_share
 from tests.shapes.hook import check_shapes
 
 FAKE_CPU_DEVICES = 8
-CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.ranker")
+CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.tools.ranker")
 
 # Each run tests properties on the same examples, which depend on the test alone, and neither on the time nor on the
 # constants of those modules that other tests have imported. The other profile looks for new counterexamples.
 settings.register_profile(
-    "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "fixed",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", settings.get_profile("default"), deadline=None)
 FIXED_CONSTANTS = Constants()
@@ -33,7 +37,10 @@ check_shapes(CHECKED_PACKAGES)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--platform", choices=("cpu", "cuda", "tpu"), default="cpu", help="where tests run; cpu means fake devices"
+        "--platform",
+        choices=("cpu", "cuda", "tpu"),
+        default="cpu",
+        help="where tests run; cpu means fake devices",
     )
 
 
@@ -58,7 +65,9 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
     worker = getattr(session.config, "workerinput", None)
     if worker is not None and not sys.dont_write_bytecode:
-        rewrite_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+        rewrite_share(
+            session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        )
 
 
 def pytest_collection_finish() -> None:

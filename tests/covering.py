@@ -8,7 +8,9 @@ import pytest
 
 
 def covering(
-    cases: Iterable[Any], aspects: Callable[[Any], Sequence[Hashable]] = lambda case: case, size: int = 2
+    cases: Iterable[Any],
+    aspects: Callable[[Any], Sequence[Hashable]] = lambda case: case,
+    size: int = 2,
 ) -> list[Any]:
     """Parameters of a test: a case is slow if the others show each combination of `size` of its aspects.
 
@@ -27,6 +29,9 @@ def covering(
         chosen.add(best)
         missing -= shown[best]
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[] if index in chosen else pytest.mark.slow)
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if index in chosen else pytest.mark.slow,
+        )
         for index, case in enumerate(cases)
     ]

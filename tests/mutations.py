@@ -17,10 +17,19 @@ ODD_VALUES = (
     *(None, True, [], {}, "", "0", [[]] * 3, {"a": {"b": []}}),
     *("\udc00", "\ud800x", "\x00", "é" * 9, "../" * 9, "x" * 5000),
     *(0.5, 1e308, float("nan"), float("inf"), 10**400),
+    *(
+        {"$ref": "#/anyOf/" + "9" * 5000},
+        {"$ref": "#"},
+        {"format": {}},
+        {"enum": []},
+        {"type": []},
+        {"required": 5},
+    ),
 )
-"""Values of JSON that a program rarely meets: lengths of 2^31 and 2^63, halves of surrogate pairs, NaN."""
+"""Values of JSON that a program rarely meets: lengths of 2^31 and 2^63, halves of surrogate pairs, NaN, odd schemas."""
 
-_NOT_FINITE = (b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff", b"\xc0\x7f", b"\x00\x7e")  # NaN and infinity, three types
+# NaN and infinity, three types
+_NOT_FINITE = (b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff", b"\xc0\x7f", b"\x00\x7e")
 _FIRST_KEY = re.compile(rb'\{\s*("(?:[^"\\]|\\.)*")\s*:')
 
 
@@ -99,7 +108,9 @@ def _mutate_value(value: Any, random: Random) -> Any:
     """The value with a change at one place of its tree."""
     if isinstance(value, dict | list) and value and random.random() < 0.9:
         value = value.copy()
-        key = random.choice(list(value)) if isinstance(value, dict) else random.randrange(len(value))
+        key = (
+            random.choice(list(value)) if isinstance(value, dict) else random.randrange(len(value))
+        )
         match random.randrange(4):
             case 0 if isinstance(value, dict):
                 value[key + random.choice(("\udc00", "\x00", "x", " "))] = value.pop(key)

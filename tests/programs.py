@@ -29,8 +29,17 @@ def _common(self: Programs) -> Hashable:
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
-    config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, num_drafts=0)
-    return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.caches, state.history)
+    config = replace(
+        self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, num_drafts=0
+    )
+    return (
+        "layers",
+        _common(self),
+        config,
+        self._model,
+        self.span,
+        _shapes(self.weights, state.caches, state.history),
+    )
 
 
 def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:
@@ -52,9 +61,13 @@ class _Remembered(jax.stages.Lowered):
         self._program = _compiled.get(key)
         self._lowered = lower() if self._program is None else None
 
-    def compile(self, compiler_options: Mapping[str, Any] | None = None, **_: object) -> jax.stages.Compiled:
+    def compile(
+        self, compiler_options: Mapping[str, Any] | None = None, **_: object
+    ) -> jax.stages.Compiled:
         if self._lowered is not None and self._program is None:
-            self._program = _compiled[self._key] = compile_one(self._lowered, compiler_options or {})
+            self._program = _compiled[self._key] = compile_one(
+                self._lowered, compiler_options or {}
+            )
             if len(_compiled) > MOST_COMPILED:
                 del _compiled[next(iter(_compiled))]
         assert self._program is not None, "it was compiled before"
@@ -109,7 +122,11 @@ def compiled_late() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "compile", _late_programs)
         patch.setattr(JaxExecutor, "_warm_up", _measure_nothing)
-        patch.setattr(CompileCounter, "_counts_here", lambda own: counts(own) and not getattr(_here, "is_late", False))
+        patch.setattr(
+            CompileCounter,
+            "_counts_here",
+            lambda own: counts(own) and not getattr(_here, "is_late", False),
+        )
         yield
 
 

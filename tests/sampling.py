@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from orca_jax.request import SamplingParams
-from orca_jax.step import RowSampling
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import RowSampling
 
 
 def row_sampling(

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax import cache_files
-from orca_jax.cache_files import distrust, own_folder, read_file, refusal, remove_distrusted, write_file
+from orca_jax.helpers import cache_files
+from orca_jax.helpers.cache_files import (
+    distrust,
+    own_folder,
+    read_file,
+    refusal,
+    remove_distrusted,
+    write_file,
+)
 from tests.mutations import mutate_bytes
 from tests.users import as_user, needs_root, reachable_folder
 
@@ -24,10 +31,14 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_reaches_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_reaches_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a crash of the machine there is the old file or the new one."""
     done: list[str] = []
-    monkeypatch.setattr(cache_files.os, "fsync", lambda _: done.append(str((tmp_path / "file").exists())))
+    monkeypatch.setattr(
+        cache_files.os, "fsync", lambda _: done.append(str((tmp_path / "file").exists()))
+    )
     write_file(tmp_path / "file", CONTENT)
     assert done == ["False"]
 
@@ -38,7 +49,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     damaged = [whole[:size] for size in (0, 1, 39, 40, len(whole) // 2, len(whole) - 1)]
     damaged += [whole + b"\0", whole + whole, bytes(len(whole))]
-    damaged += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 31)]
+    damaged += [
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 31)
+    ]
     damaged += [other for _ in range(100) if (other := mutate_bytes(whole, draw)) != whole]
     for content in damaged:
         path.write_bytes(content)
@@ -88,7 +101,9 @@ def status(mode: int, user: int, group: int) -> os.stat_result:
         (0o600, 10002, 10001, "it belongs to user 10002, and this process runs as user 10001"),
     ],
 )
-def test_owners_and_modes(mode: int, user: int, group: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owners_and_modes(
+    mode: int, user: int, group: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"geteuid": 10001, "getegid": 10001, "getgroups": [2000]}.items():
         monkeypatch.setattr(os, name, lambda value=value: value)
     found = distrust(status(0o100000 | mode, user, group))
@@ -123,7 +138,8 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-VOLUMES = {  # owner, group and mode of the volume; user, group and other groups of the process; the fsGroup
+# owner, group and mode of the volume; user, group and other groups of the process; the fsGroup
+VOLUMES = {
     "a claim with fsGroup": ((0, 10001, 0o2775), (10001, 10001, [10001]), 10001),
     "an empty directory with fsGroup": ((0, 10001, 0o2777), (10001, 10001, [10001]), 10001),
     "an fsGroup unlike the user's group": ((0, 2000, 0o2775), (10001, 0, [2000]), 2000),
@@ -145,7 +161,8 @@ def test_the_volumes_of_containers_keep_the_cache(kind: str, volume: Path) -> No
         folder = own_folder(str(place))
         assert folder.stat().st_mode & 0o777 == 0o700 and not refusal(folder)
         write_file(folder / "program", CONTENT)
-    if fs_group is not None:  # the next pod: all is given to the group, which may then read and write
+    # the next pod: all is given to the group, which may then read and write
+    if fs_group is not None:
         for path in (place, folder, folder / "program"):
             os.chown(path, -1, fs_group)
             path.chmod(path.stat().st_mode & 0o7777 | (0o2770 if path.is_dir() else 0o660))
@@ -155,7 +172,10 @@ def test_the_volumes_of_containers_keep_the_cache(kind: str, volume: Path) -> No
         assert read_file(folder / "program") == CONTENT
     place.chmod(0o755)
     with as_user(20002, 20002, []):
-        assert refusal(folder) == f"it belongs to user {process[0]}, and this process runs as user 20002"
+        assert (
+            refusal(folder)
+            == f"it belongs to user {process[0]}, and this process runs as user 20002"
+        )
 
 
 @needs_root

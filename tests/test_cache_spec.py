@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.cache_spec import MOST_PADDING, LayerCache, PageShape, form_groups, of_stage, pool_shape
+from orca_jax.values.cache_spec import (
+    MOST_PADDING,
+    LayerCache,
+    PageShape,
+    form_groups,
+    of_stage,
+    pool_shape,
+)
 
 SHAPE = PageShape(2, 8)
 WIDE = PageShape(4, 8)  # twice the bytes
@@ -33,7 +40,9 @@ def test_groups_of_one_shape(layers: list[LayerCache], sizes: list[int], pages: 
     groups = form_groups(layers, 131072)
     assert [len(group.layers) for group in groups] == sizes
     assert {group.pages_per_block for group in groups} == {pages}
-    assert [group.window for group in groups] == sorted((g.window for g in groups), key=lambda w: w or 0)
+    assert [group.window for group in groups] == sorted(
+        (g.window for g in groups), key=lambda w: w or 0
+    )
 
 
 def test_windows_of_one_kind_are_dealt_in_turns() -> None:
@@ -50,7 +59,11 @@ def test_a_window_as_long_as_the_context_is_none() -> None:
 def test_shapes_share_a_pool_where_a_block_holds_whole_pages() -> None:
     layers = [LayerCache(WIDE, 64) if index % 6 < 5 else LayerCache(SHAPE) for index in range(12)]
     full, *windowed = form_groups(layers, 4096)
-    assert full.layers == (5, 11) and full.pages_per_block == 2 and {g.pages_per_block for g in windowed} == {1}
+    assert (
+        full.layers == (5, 11)
+        and full.pages_per_block == 2
+        and {g.pages_per_block for g in windowed} == {1}
+    )
     assert {group.pool for group in (full, *windowed)} == {0}
     other = form_groups([LayerCache(WIDE, 64), LayerCache(ODD)], 4096)
     assert [group.pool for group in other] == [1, 0]
@@ -74,15 +87,24 @@ def test_the_first_needed_position() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([SHAPE, WIDE, ODD]), st.sampled_from([None, 8, 64])), min_size=1, max_size=80)
+    st.lists(
+        st.tuples(st.sampled_from([SHAPE, WIDE, ODD]), st.sampled_from([None, 8, 64])),
+        min_size=1,
+        max_size=80,
+    )
 )
 def test_each_layer_has_one_group_of_its_kind(drawn: list[tuple[PageShape, int | None]]) -> None:
     layers = [LayerCache(*each) for each in drawn]
     groups = form_groups(layers, 4096)
-    assert Counter(layer for group in groups for layer in group.layers) == Counter(range(len(layers)))
+    assert Counter(layer for group in groups for layer in group.layers) == Counter(
+        range(len(layers))
+    )
     for group in groups:
         assert {layers[layer] for layer in group.layers} == {LayerCache(group.shape, group.window)}
-        assert list(group.layers) == sorted(group.layers) and len(group.layers) <= group.pages_per_block
+        assert (
+            list(group.layers) == sorted(group.layers)
+            and len(group.layers) <= group.pages_per_block
+        )
     by_pool = {(group.pool, group.pages_per_block * group.shape.size) for group in groups}
     assert len(by_pool) == len({group.pool for group in groups}), "blocks of a pool differ in bytes"
     used = sum(len(group.layers) * group.shape.size for group in groups)
@@ -108,4 +130,6 @@ def test_a_stage_has_its_layers_of_each_group() -> None:
     for stage in (first, last):
         assert [group.window for group in stage] == [group.window for group in groups]
         stored = {group.pages_per_block * group.shape.size for group in stage}
-        assert len(stored) == 1 and all(len(group.layers) <= group.pages_per_block for group in stage)
+        assert len(stored) == 1 and all(
+            len(group.layers) <= group.pages_per_block for group in stage
+        )

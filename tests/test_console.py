@@ -14,12 +14,17 @@ from typing import Any, TextIO
 import httpx
 import pytest
 
-from orca_jax import progress
 from orca_jax.batch.__main__ import main as batch
-from orca_jax.bench.__main__ import main as bench
-from orca_jax.console import LastingStream, lasting_output
-from orca_jax.progress import bar, line_without_bars, progress_bar
-from orca_jax.timeline.__main__ import main as timeline
+from orca_jax.helpers import console
+from orca_jax.helpers.console import (
+    LastingStream,
+    bar,
+    lasting_output,
+    line_without_bars,
+    progress_bar,
+)
+from orca_jax.tools.bench.__main__ import main as bench
+from orca_jax.tools.timeline.__main__ import main as timeline
 from tests.serve.running import wait_until
 from tests.timeline.traced import ONE, TracedLab
 
@@ -63,7 +68,10 @@ def test_the_first_error_is_logged_and_the_rest_dropped(caplog: pytest.LogCaptur
             assert stream.write("text\n") == 5
             stream.flush()
     (record,) = caplog.records
-    assert record.getMessage() == "the report cannot be written: Broken pipe; it is left out from now on"
+    assert (
+        record.getMessage()
+        == "the report cannot be written: Broken pipe; it is left out from now on"
+    )
     assert record.levelno == logging.INFO and not stream.is_lost
 
 
@@ -76,11 +84,15 @@ def test_text_goes_through_unchanged(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_timeline_is_shown_to_a_broken_output(broken: str, trace: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_timeline_is_shown_to_a_broken_output(
+    broken: str, trace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A reader such as `head` may end early. A full disk loses the report, so it is an error."""
     with BROKEN[broken]() as stream, redirect_stdout(stream):
         status = timeline([str(trace)])
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     if broken == "full":
         assert status == 1 and "No space left on device" in warnings[0]
     else:
@@ -101,15 +113,21 @@ def test_a_batch_answers_all_rows_without_standard_output(broken: str, tmp_path:
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("one\ntwo\n")
     with BROKEN[broken]() as stream, redirect_stdout(stream):
-        assert batch(["-i", str(source), "-o", str(output), "--model", "preset:toy", "--no-progress"]) == 0
-    assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == ["line-1", "line-2"]
+        assert (
+            batch(["-i", str(source), "-o", str(output), "--model", "preset:toy", "--no-progress"])
+            == 0
+        )
+    assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == [
+        "line-1",
+        "line-2",
+    ]
 
 
 def test_progress_bars_survive_a_closed_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in BROKEN.values():
         with kind() as stream:
             monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr(progress, "has_terminal", lambda: True)
+            monkeypatch.setattr(console, "has_terminal", lambda: True)
             show = progress_bar("Loading", enabled=True)
             show(1, 2)
             show(2, 2)
@@ -138,22 +156,30 @@ def test_bars_are_for_terminals_and_lines_for_files(
 
 
 def run(*words: str, **files: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *words], text=True, timeout=60, check=False, **files)
+    return subprocess.run(
+        [sys.executable, "-m", *words], text=True, timeout=60, check=False, **files
+    )
 
 
 def test_the_exit_of_the_interpreter_is_quiet(trace: Path) -> None:
     """The interpreter itself would report the rest of its buffer, and end with code 120."""
     with closed_pipe() as pipe:
-        piped = run("orca_jax.timeline", str(trace), stdout=pipe, stderr=subprocess.PIPE)
+        piped = run("orca_jax.tools.timeline", str(trace), stdout=pipe, stderr=subprocess.PIPE)
     assert (piped.returncode, piped.stderr) == (0, "")
     with full() as disk:
-        lost = run("orca_jax.timeline", str(trace), stdout=disk, stderr=subprocess.PIPE)
-    assert lost.returncode == 1 and lost.stderr.startswith("standard output cannot be written: No space left")
+        lost = run("orca_jax.tools.timeline", str(trace), stdout=disk, stderr=subprocess.PIPE)
+    assert lost.returncode == 1 and lost.stderr.startswith(
+        "standard output cannot be written: No space left"
+    )
     assert len(lost.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    "case", ["full", *(pytest.param(case, marks=pytest.mark.slow) for case in ("closed pipes", "closed files"))]
+    "case",
+    [
+        "full",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("closed pipes", "closed files")),
+    ],
 )
 def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> None:
     """With closed files the first sockets would be its standard files."""
@@ -167,10 +193,14 @@ def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> N
         process = subprocess.Popen(command, stdout=out, stderr=err)
         stack.callback(process.wait)
         stack.callback(process.kill)
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://localhost") as http:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(place)), base_url="http://localhost"
+        ) as http:
             deadline = time.monotonic() + 60
             while not (place.exists() and _is_ready(http)):
-                assert process.poll() is None and time.monotonic() < deadline, "the server is not ready"
+                assert process.poll() is None and time.monotonic() < deadline, (
+                    "the server is not ready"
+                )
                 time.sleep(0.05)
             if case == "full":  # it announces its address now
                 wait_until(lambda: "standard output" in log.read_text())
@@ -180,7 +210,9 @@ def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> N
         assert process.wait(60) == 0
     text = log.read_text()
     assert "Traceback" not in text
-    assert ("standard output cannot be written: No space left on device" in text) is (case == "full")
+    assert ("standard output cannot be written: No space left on device" in text) is (
+        case == "full"
+    )
 
 
 def _is_ready(http: httpx.Client) -> bool:

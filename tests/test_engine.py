@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from orca_jax.errors import RequestError
-from orca_jax.observer import Observer
-from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
+from orca_jax.engine import PLAN_TOKENS
+from orca_jax.sched.observer import Observer
 from orca_jax.sched.request import Request
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import RequestMetrics, RequestUpdate, SamplingParams
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_generate, toy_score
 
@@ -20,7 +21,10 @@ def test_tokens_come_one_by_one() -> None:
     expected = lab.expected([1, 2, 3], SamplingParams(max_tokens=3, temperature=0))
     updates = [lab.step() for _ in range(3)]
     times = RequestMetrics(arrival=1.0, first_scheduled=2.0, first_token=3.0, finished=3.0)
-    assert updates[:2] == [[RequestUpdate("A", (expected[0],), metrics=times)], [RequestUpdate("A", (expected[1],))]]
+    assert updates[:2] == [
+        [RequestUpdate("A", (expected[0],), metrics=times)],
+        [RequestUpdate("A", (expected[1],))],
+    ]
     [last] = updates[2]
     assert (last.new_ids, last.finish_reason, last.error) == ((expected[2],), "length", None)
     assert not lab.engine.has_work
@@ -31,7 +35,9 @@ def test_times() -> None:
     lab = Lab()  # its clock counts readings: one in add, one for each plan, one for each delivery
     lab.add("A", 3, 2)
     lab.run()
-    assert lab.ends["A"].metrics == RequestMetrics(arrival=1.0, first_scheduled=2.0, first_token=3.0, finished=5.0)
+    assert lab.ends["A"].metrics == RequestMetrics(
+        arrival=1.0, first_scheduled=2.0, first_token=3.0, finished=5.0
+    )
 
 
 def test_abort_while_waiting() -> None:
@@ -40,7 +46,10 @@ def test_abort_while_waiting() -> None:
     lab.add("B", 2, 3)
     lab.step()
     assert lab.engine.abort("B")
-    assert [(update.request_id, update.finish_reason) for update in lab.step()] == [("B", "abort"), ("A", None)]
+    assert [(update.request_id, update.finish_reason) for update in lab.step()] == [
+        ("B", "abort"),
+        ("A", None),
+    ]
     lab.run()
     assert lab.batches == ["A2", "A1", "A1"]
 
@@ -64,7 +73,9 @@ def test_abort_in_flight_keeps_pages_until_the_iteration_is_back() -> None:
     assert lab.kv.num_held_rows == 2
     assert lab.engine.stats.in_flight == 1
     updates = lab.step()
-    assert [(update.request_id, update.new_ids, update.finish_reason) for update in updates] == [("B", (), "abort")]
+    assert [(update.request_id, update.new_ids, update.finish_reason) for update in updates] == [
+        ("B", (), "abort")
+    ]
     assert lab.kv.num_held_rows == 1
     lab.run()
     assert lab.batches == ["A2", "B2", "A1", "A1", "A1", "A1"]
@@ -84,7 +95,12 @@ def test_abort_between_iterations_frees_at_once() -> None:
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
 def test_a_request_with_bad_logits_harms_no_other(name) -> None:
-    lab = Lab(name, override=lambda request_id, length, token: None if (request_id, length) == ("A", 4) else token)
+    lab = Lab(
+        name,
+        override=lambda request_id, length, token: (
+            None if (request_id, length) == ("A", 4) else token
+        ),
+    )
     lab.add("A", 3, 5)
     lab.add("B", 3, 5)
     lab.run()
@@ -98,7 +114,10 @@ def test_a_request_with_bad_logits_harms_no_other(name) -> None:
 def test_a_token_after_the_end_is_dropped() -> None:
     """A's logits are not finite once. Its batch continues and computes A again, then with finite logits."""
     results: Iterator[int | None] = iter([None, 5, 6])
-    lab = Lab("request_level", override=lambda request_id, length, token: next(results) if request_id == "A" else token)
+    lab = Lab(
+        "request_level",
+        override=lambda request_id, length, token: next(results) if request_id == "A" else token,
+    )
     lab.add("A", 2, 3)
     lab.add("B", 2, 3)
     lab.run()
@@ -133,7 +152,9 @@ def test_a_constraint_is_followed_and_advanced(name) -> None:
     lab.add("B", 3, 3)
     lab.run()
     expected = lab.expected([1, 2, 3], GREEDY)
-    assert lab.tokens == {"A": [4, 60, 7], "B": expected}, "20 is next; 4 is the first of its set after it"
+    assert lab.tokens == {"A": [4, 60, 7], "B": expected}, (
+        "20 is next; 4 is the first of its set after it"
+    )
     assert script.accepted == [4, 60], "all but the last; no set is needed after it"
 
 
@@ -151,12 +172,17 @@ def test_parameters_and_a_constraint_together() -> None:
     [
         ([1 << 4, 0, 1 << 4], "no token could follow"),
         ([1 << 4, 1 << VOCAB, 1 << 4], "no token could follow"),
-        ([1 << 4, RequestError("the fuel is used up", "structured_outputs"), 1 << 4], "the fuel is used up"),
+        (
+            [1 << 4, RequestError("the fuel is used up", "structured_outputs"), 1 << 4],
+            "the fuel is used up",
+        ),
     ],
 )
 def test_a_constraint_that_allows_nothing_ends_its_request_alone(name, sets, words: str) -> None:
     lab = Lab(name)
-    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=5, temperature=0, logprobs=1), Script(*sets))
+    lab.engine.add_request(
+        "A", [1, 2, 3], SamplingParams(max_tokens=5, temperature=0, logprobs=1), Script(*sets)
+    )
     lab.add("B", 3, 5)
     lab.run()
     assert (lab.tokens["A"], lab.ends["A"].finish_reason) == ([4], "error")
@@ -191,7 +217,9 @@ def test_the_time_of_constraints_is_counted() -> None:
 
 def test_min_tokens_cost_nothing_after_they_are_generated() -> None:
     lab = Lab(eos=[0])
-    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2))
+    lab.engine.add_request(
+        "A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2)
+    )
     lab.run()
     assert [plan.is_constrained for plan in lab.executor.plans] == [True, True, False, False]
 
@@ -199,7 +227,9 @@ def test_min_tokens_cost_nothing_after_they_are_generated() -> None:
 def test_a_request_without_constraint_needs_no_sets() -> None:
     lab = Lab()
     lab.executor.constrain = None  # type: ignore[assignment, method-assign]
-    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1))
+    lab.engine.add_request(
+        "A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1)
+    )
     lab.run()
     assert len(lab.tokens["A"]) == 3
 
@@ -266,6 +296,10 @@ def test_stats() -> None:
     stats = lab.engine.stats
     assert (stats.iterations, stats.in_flight, stats.waiting, stats.running) == (6, 0, 0, 0)
     assert stats.mean_batch_size == 10 / 6
+    by_tokens = dict(zip((*PLAN_TOKENS, None), stats.plans_by_tokens, strict=True))
+    assert {bound: count for bound, count in by_tokens.items() if count} == {8: 5, 1: 1}, (
+        "6, 3, 2 and 1 tokens"
+    )
 
 
 def test_an_idle_engine_has_no_mean() -> None:
@@ -315,4 +349,8 @@ def test_an_engine_is_rescheduled_while_it_is_idle_and_observers_come_and_go() -
     assert lab.engine.observer is own
     assert heard == [("outer", "A"), ("outer", "B"), ("inner", "B")]
     engine = lab.engine
-    assert (engine.scheduler, engine.pool, engine.check_in_interval) == (other.scheduler, other.pool, 2)
+    assert (engine.scheduler, engine.pool, engine.check_in_interval) == (
+        other.scheduler,
+        other.pool,
+        2,
+    )

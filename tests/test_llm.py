@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.llm.outputs import by_id
-from orca_jax.request import StructuredOutput
-from orca_jax.text import encoding_threads
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.text.work_threads import ENCODING, WorkThreads
+from orca_jax.values.errors import ConfigError, EngineError, RequestError
+from orca_jax.values.request import StructuredOutput
 from tests.sim.oracle import toy_generate, toy_score
 from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
@@ -33,7 +33,12 @@ def llm() -> Iterator[LLM]:
         made.generate([], use_tqdm=False)  # a turn, which aborts dropped requests
         made.engine.pool.check_integrity()
         stats = made.engine.stats
-        assert (stats.running, stats.waiting, stats.in_flight, stats.free_pages) == (0, 0, 0, free_pages)
+        assert (stats.running, stats.waiting, stats.in_flight, stats.free_pages) == (
+            0,
+            0,
+            0,
+            free_pages,
+        )
         assert not made.engine.has_work
 
 
@@ -56,7 +61,9 @@ def test_outputs_are_in_the_prompts_order(llm: LLM) -> None:
         assert completion.token_ids == oracle(prompt, params)
         assert completion.text == llm.tokenizer.decode(completion.token_ids)
         assert (completion.index, completion.finish_reason, output.finished) == (0, "length", True)
-        assert output.prompt_token_ids == tuple(prompt.encode() if isinstance(prompt, str) else prompt)
+        assert output.prompt_token_ids == tuple(
+            prompt.encode() if isinstance(prompt, str) else prompt
+        )
         assert output.metrics is not None and output.metrics.arrival <= output.metrics.finished
 
 
@@ -64,10 +71,30 @@ def test_priorities() -> None:
     with LLM(model=TOY, max_num_seqs=1, scheduler="chunked", scheduling_policy="priority") as llm:
         outputs = llm.stream(["a", "b", "c"], params_of(2), priority=[3, 1, 2])
         assert [output.prompt for output in outputs] == ["b", "c", "a"]
-        for wrong, hint in (([1, 2], "2 priorities for 1 prompts"), ([101], "from -100 to 100"), ([0.5], "an integer")):
+        for wrong, hint in (
+            ([1, 2], "2 priorities for 1 prompts"),
+            ([101], "from -100 to 100"),
+            ([0.5], "an integer"),
+        ):
             with pytest.raises(RequestError, match=hint) as caught:
                 llm.generate("a", priority=wrong)  # type: ignore[arg-type]
             assert caught.value.param == "priority"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheduling_policy": "fair"}, "scheduling_policy reads tenant, which nothing fills"),
+        (
+            {"scheduler": "tests.policy.turns:Reading"},
+            "scheduler reads deadline, program, tenant, tpot, ttft, weight, which nothing fills",
+        ),
+    ],
+)
+def test_what_no_argument_gives_is_an_error_at_load(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        LLM(model=TOY, **settings)
+    assert caught.value.param == next(iter(settings))
 
 
 def test_priorities_need_the_priority_policy(llm: LLM) -> None:
@@ -89,18 +116,34 @@ def test_one_prompt_alone_none_at_all_and_defaults(llm: LLM) -> None:
     assert len(llm.generate("text", use_tqdm=False)) == 1
     assert llm.generate([5, 6, 7], params_of(3), use_tqdm=False)[0].prompt_token_ids == (5, 6, 7)
     assert llm.generate([], use_tqdm=False) == []
-    assert len(llm.generate("x", SamplingParams(ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids) == 16
+    assert (
+        len(
+            llm.generate("x", SamplingParams(ignore_eos=True), use_tqdm=False)[0]
+            .outputs[0]
+            .token_ids
+        )
+        == 16
+    )
 
 
 def test_prompts_as_dicts(llm: LLM) -> None:
     ids = tuple(b"dict")
-    prompts = [{"prompt": "dict"}, {"prompt_token_ids": list(ids)}, {"prompt_token_ids": ids}, "dict"]
+    prompts = [
+        {"prompt": "dict"},
+        {"prompt_token_ids": list(ids)},
+        {"prompt_token_ids": ids},
+        "dict",
+    ]
     outputs = llm.generate(prompts, params_of(5), use_tqdm=False)
     assert [output.prompt for output in outputs] == ["dict", None, None, "dict"]
     assert {output.prompt_token_ids for output in outputs} == {ids}
     assert {output.outputs[0].token_ids for output in outputs} == {oracle("dict", params_of(5))}
     assert "".join(llm.stream_text(prompts[0], params_of(5))) == outputs[0].outputs[0].text
-    assert len(llm.generate(prompts[1], params_of(1), use_tqdm=False)) == len(llm.embed(prompts[0])) == 1
+    assert (
+        len(llm.generate(prompts[1], params_of(1), use_tqdm=False))
+        == len(llm.embed(prompts[0]))
+        == 1
+    )
 
 
 def test_stream_yields_in_the_order_of_finishing(llm: LLM) -> None:
@@ -110,12 +153,16 @@ def test_stream_yields_in_the_order_of_finishing(llm: LLM) -> None:
 
 
 def test_abandoned_streams_end(llm: LLM) -> None:
-    for output in llm.stream(["a", "b", "c", "d", "e", "f"], [params_of(2), *[params_of(3000)] * 5]):
+    for output in llm.stream(
+        ["a", "b", "c", "d", "e", "f"], [params_of(2), *[params_of(3000)] * 5]
+    ):
         assert output.prompt == "a"
         break
     assert len(llm.engine.pool) == 5, "dropped in the middle: noted"
     llm.stream(["a", "b"], params_of(3000))
-    assert len(llm.engine.pool) == 2, "dropped before its first output; the turn that added it has aborted the others"
+    assert len(llm.engine.pool) == 2, (
+        "dropped before its first output; the turn that added it has aborted the others"
+    )
     llm.generate([], use_tqdm=False)
     assert not llm.engine.has_work
 
@@ -149,7 +196,9 @@ def test_interleaved_calls_keep_their_outputs(llm: LLM) -> None:
         (["fine", "fine"], [params_of(1)], "sampling_params"),
     ],
 )
-def test_a_bad_prompt_is_named_and_nothing_runs(llm: LLM, prompts: Any, params: Any, param: str) -> None:
+def test_a_bad_prompt_is_named_and_nothing_runs(
+    llm: LLM, prompts: Any, params: Any, param: str
+) -> None:
     for call in (llm.generate, llm.stream):
         with pytest.raises(RequestError) as caught:
             call(prompts, params)
@@ -166,7 +215,8 @@ def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_leaves_it_usable(llm: LLM) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    # shells let background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
@@ -175,7 +225,9 @@ def test_ctrl_c_leaves_it_usable(llm: LLM) -> None:
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)
-    assert llm.generate("a", params_of(4), use_tqdm=False)[0].outputs[0].token_ids == oracle("a", params_of(4))
+    assert llm.generate("a", params_of(4), use_tqdm=False)[0].outputs[0].token_ids == oracle(
+        "a", params_of(4)
+    )
 
 
 def test_a_failed_iteration_is_final() -> None:
@@ -219,11 +271,15 @@ def test_importing_the_package_loads_no_jax() -> None:
 
 
 def test_stop_strings_end_requests_and_their_work(llm: LLM) -> None:
-    whole = llm.generate("abc", params_of(200, allowed_token_ids=tuple(b"xyz")), use_tqdm=False)[0].outputs[0]
+    whole = llm.generate("abc", params_of(200, allowed_token_ids=tuple(b"xyz")), use_tqdm=False)[
+        0
+    ].outputs[0]
     at = whole.text.index("xz", 5)
     fields: dict[str, Any] = {"allowed_token_ids": tuple(b"xyz"), "logprobs": 0, "min_tokens": 6}
     for include, end in ((False, at), (True, at + 2)):
-        params = params_of(200, stop=("nothing", "xz"), include_stop_str_in_output=include, **fields)
+        params = params_of(
+            200, stop=("nothing", "xz"), include_stop_str_in_output=include, **fields
+        )
         (output,) = llm.generate("abc", params, use_tqdm=False)
         (completion,) = output.outputs
         assert completion.text == whole.text[:end]
@@ -251,14 +307,23 @@ def test_stop_tokens_are_the_reason(llm: LLM) -> None:
     (output,) = llm.generate("stop", params_of(20, stop_token_ids=(whole[7],)), use_tqdm=False)
     assert output.outputs[0].stop_reason == whole[7]
     ended = llm.generate("a", params_of(9, logit_bias={256: 100.0}), use_tqdm=False)[0].outputs[0]
-    assert (ended.token_ids, ended.text, ended.finish_reason, ended.stop_reason) == ((256,), "", "stop", None)
-    shown = params_of(9, logit_bias={256: 100.0}, include_stop_str_in_output=True, skip_special_tokens=False)
+    assert (ended.token_ids, ended.text, ended.finish_reason, ended.stop_reason) == (
+        (256,),
+        "",
+        "stop",
+        None,
+    )
+    shown = params_of(
+        9, logit_bias={256: 100.0}, include_stop_str_in_output=True, skip_special_tokens=False
+    )
     assert llm.generate("a", shown, use_tqdm=False)[0].outputs[0].text == "<|end|>"
 
 
 def test_log_probabilities(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, seed=3, logprobs=2, prompt_logprobs=1)
-    (output, plain) = llm.generate(["abcd", "abcd"], [params, replace(params, logprobs=None, prompt_logprobs=None)])
+    (output, plain) = llm.generate(
+        ["abcd", "abcd"], [params, replace(params, logprobs=None, prompt_logprobs=None)]
+    )
     (completion,) = output.outputs
     whole = [*b"abcd", *completion.token_ids]
     scores = [
@@ -269,17 +334,26 @@ def test_log_probabilities(llm: LLM) -> None:
     pairs = list(zip(completion.token_ids, toy_score(whole, 2, vocab_size=257)[3:], strict=True))
     assert completion.logprobs == tuple(by_id(token, one, llm.tokenizer) for token, one in pairs)
     first, (token_id, expected) = completion.logprobs[0], pairs[0]
-    assert next(iter(first)) == token_id and first[token_id][:2] == (expected.logprob, expected.rank)
+    assert next(iter(first)) == token_id and first[token_id][:2] == (
+        expected.logprob,
+        expected.rank,
+    )
     assert first[token_id].decoded_token == llm.get_tokenizer().decode([token_id])
     assert completion.cumulative_logprob == pytest.approx(sum(one.logprob for _, one in pairs))
-    assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob, plain.prompt_logprobs) == (None, None, None)
+    assert (
+        plain.outputs[0].logprobs,
+        plain.outputs[0].cumulative_logprob,
+        plain.prompt_logprobs,
+    ) == (None, None, None)
     assert plain.outputs[0].token_ids == completion.token_ids
 
 
 def test_the_rest_of_the_context_and_no_text(llm: LLM) -> None:
     params = SamplingParams(max_tokens=None, ignore_eos=True, detokenize=False)  # type: ignore[arg-type]
     (output,) = llm.generate(list(b"abc"), params, use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == llm.max_model_len - 3 and output.outputs[0].text == ""
+    assert (
+        len(output.outputs[0].token_ids) == llm.max_model_len - 3 and output.outputs[0].text == ""
+    )
     assert output.num_cached_tokens >= 0
     with LLM(model=TOY, skip_tokenizer_init=True) as without:
         (output,) = without.generate([[97, 98]], params_of(4), use_tqdm=False)
@@ -291,7 +365,11 @@ def test_the_rest_of_the_context_and_no_text(llm: LLM) -> None:
 def test_bad_words_never_come(llm: LLM) -> None:
     params = params_of(100, allowed_token_ids=tuple(b"xyz"))
     assert "xx" in llm.generate("abc", params, use_tqdm=False)[0].outputs[0].text
-    text = llm.generate("abc", replace(params, bad_words=("xx", " yz")), use_tqdm=False)[0].outputs[0].text
+    text = (
+        llm.generate("abc", replace(params, bad_words=("xx", " yz")), use_tqdm=False)[0]
+        .outputs[0]
+        .text
+    )
     assert len(text) == 100 and "xx" not in text and "yz" not in text
 
 
@@ -302,18 +380,27 @@ def test_bad_words_never_come(llm: LLM) -> None:
         (StructuredOutput("choice", '["yes", "no"]'), "yes|no"),
         (StructuredOutput("grammar", 'start: "<" /[ab]{2,5}/ ">"'), "<[ab]{2,5}>"),
         (StructuredOutput("json_object"), r"\{.*\}"),
-        (StructuredOutput("json_schema", '{"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}'), r"\[[12,]*\]"),
+        (
+            StructuredOutput(
+                "json_schema", '{"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}'
+            ),
+            r"\[[12,]*\]",
+        ),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_structured_output(llm: LLM, structured: StructuredOutput, pattern: str, temperature: float) -> None:
+def test_structured_output(
+    llm: LLM, structured: StructuredOutput, pattern: str, temperature: float
+) -> None:
     params = SamplingParams(max_tokens=400, temperature=temperature, structured=structured, seed=5)
     bias = replace(params, logit_bias={ord(character): 30.0 for character in '"}]'} | {256: 60.0})
     outputs = llm.generate(["a", "hello", "b"], [bias, bias, params_of(9)], use_tqdm=False)
     for output in outputs[:2]:
         assert output.outputs[0].finish_reason == "stop"
         assert re.fullmatch(pattern, output.outputs[0].text)
-    assert outputs[2].outputs[0].token_ids == oracle("b", params_of(9)), "other requests are not affected"
+    assert outputs[2].outputs[0].token_ids == oracle("b", params_of(9)), (
+        "other requests are not affected"
+    )
 
 
 def test_a_structure_that_cannot_be_followed_is_an_error_of_its_request(
@@ -377,7 +464,7 @@ def test_texts_that_cannot_be_encoded(
         llm.generate("x" * (4096 * 7 + 1), use_tqdm=False)
     released = threading.Event()
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: released.wait())
-    monkeypatch.setattr(llm, "_threads", encoding_threads.EncodingThreads(seconds=0.01))
+    monkeypatch.setattr(llm, "_threads", WorkThreads(ENCODING._replace(seconds=0.01)))
     for params in (params_of(2), params_of(2, bad_words=("x",))):
         with pytest.raises(RequestError, match=r"longer than 0\.01 s"):
             llm.generate("hangs" if not params.bad_words else [1], params, use_tqdm=False)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.logs import make_formatter, printable
+from orca_jax.helpers.logs import make_formatter, printable
 from orca_jax.serve.request_context import RequestContext
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import call
 
 FORGED = "fine\n2026-01-01T00:00:00.000000Z error orca_jax: forged"
@@ -58,15 +58,21 @@ def test_json_line() -> None:
 
 def test_text_line() -> None:
     log = Log("text")
-    log.logger.info("request ended", extra={"request_id": "req_1", "reason": "a b", "empty": "", "ms": 2.5})
+    log.logger.info(
+        "request ended", extra={"request_id": "req_1", "reason": "a b", "empty": "", "ms": 2.5}
+    )
     head, _, rest = log.text.partition(" ")
     assert head.endswith("Z")
-    assert rest == 'info orca_jax.test: request ended request_id=req_1 reason="a b" empty="" ms=2.5\n'
+    assert (
+        rest == 'info orca_jax.test: request ended request_id=req_1 reason="a b" empty="" ms=2.5\n'
+    )
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @settings(deadline=None)
-@given(said=st.text(), field=st.text() | st.sampled_from([FORGED, LINE_ENDS, "\x1b[2J", "\u202etxt"]))
+@given(
+    said=st.text(), field=st.text() | st.sampled_from([FORGED, LINE_ENDS, "\x1b[2J", "\u202etxt"])
+)
 def test_nothing_makes_a_line(log_format: Any, said: str, field: str) -> None:
     log = Log(log_format)
     log.logger.info("%s", said, extra={"model": field})
@@ -124,10 +130,9 @@ def test_own_id_wins_over_the_calls() -> None:
 
 PROGRAM = """
 import logging, sys, warnings
-from orca_jax.server_config import ServerConfig
-from orca_jax.logs import configure_logging
+from orca_jax.helpers.logs import install_handler
 for log_format in ("text", "json"):
-    configure_logging(ServerConfig(log_format=log_format))
+    install_handler(log_format)
     logging.getLogger("orca_jax.serve.x").info("ours")
     logging.getLogger("orca_jax.serve.x").debug("too much")
     logging.getLogger("uvicorn.error").info("too much")
@@ -138,7 +143,9 @@ for log_format in ("text", "json"):
 
 @pytest.fixture(scope="module")
 def configured() -> Iterator[list[str]]:
-    done = subprocess.run([sys.executable, "-W", "always", "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "", "standard output is for the address"
     yield done.stderr.splitlines()
 

@@ -6,12 +6,18 @@ from random import Random
 
 from tests.mutations import mutate_bytes, mutate_json, mutate_safetensors, shrinking
 
-HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {}}).encode()
+HEADER = json.dumps(
+    {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {}}
+).encode()
 FILE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
 
 
 def test_mutations_follow_their_seed_and_change_the_data() -> None:
-    for mutate, data in ((mutate_bytes, bytes(99)), (mutate_json, HEADER), (mutate_safetensors, FILE)):
+    for mutate, data in (
+        (mutate_bytes, bytes(99)),
+        (mutate_json, HEADER),
+        (mutate_safetensors, FILE),
+    ):
         some = [mutate(data, Random(seed)) for seed in range(50)]
         assert some == [mutate(data, Random(seed)) for seed in range(50)]
         assert len(set(some)) > 40 and sum(each != data for each in some) > 45

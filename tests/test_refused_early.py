@@ -4,25 +4,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import AttentionName, EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.kernels.ragged_attention import implementations
 from orca_jax.model.weight_files import INDEX, SINGLE, check_weights
 from orca_jax.timeline.writer import check_trace_file
+from orca_jax.values.config import AttentionName, EngineConfig
+from orca_jax.values.errors import ConfigError
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads"
 PROGRAM = """
 import json, sys
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 for settings in json.loads(sys.argv[1]):
     try:
         build_engine(EngineConfig(**{"progress": False, **settings}))
@@ -43,9 +42,17 @@ def directory(tmp_path: Path) -> Path:
 
 def test_wrong_settings_need_no_jax(directory: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"trace_file": str(tmp_path / "nowhere" / "trace")}, "trace_file", "No such file or directory"),
+        (
+            {"trace_file": str(tmp_path / "nowhere" / "trace")},
+            "trace_file",
+            "No such file or directory",
+        ),
         ({"trace_file": str(tmp_path)}, "trace_file", "is not a regular file"),
-        ({"attention_implementation": "magic"}, "attention_implementation", "one of tpu, gpu, triton"),
+        (
+            {"attention_implementation": "magic"},
+            "attention_implementation",
+            "one of tpu, gpu, triton",
+        ),
         ({"model": str(directory)}, "tokenizer", "no tokenizer.json"),
         ({"model": str(REFERENCE), "tokenizer": str(tmp_path)}, "tokenizer", "no tokenizer.json"),
         ({"model": str(directory), "tokenizer": "byte"}, "model", f"neither {SINGLE} nor"),
@@ -66,13 +73,19 @@ def test_names_of_attention_are_those_of_the_backends() -> None:
     assert get_args(AttentionName) == implementations()
 
 
-def test_an_implementation_for_other_devices_is_refused_before_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_for_other_devices_is_refused_before_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("weights are loaded")
 
     monkeypatch.setattr("orca_jax.model.load.load_decoder", refuse)
-    with pytest.raises(ConfigError, match="one of native, xla, reference on cpu devices, got 'tpu'"):
-        build_engine(EngineConfig(model="preset:gpt2-tiny", attention_implementation="tpu", progress=False))
+    with pytest.raises(
+        ConfigError, match="one of native, xla, reference on cpu devices, got 'tpu'"
+    ):
+        build_engine(
+            EngineConfig(model="preset:gpt2-tiny", attention_implementation="tpu", progress=False)
+        )
 
 
 @pytest.mark.parametrize("files", [(SINGLE,), (INDEX,), ("params/_METADATA",), ("_METADATA",)])
@@ -88,14 +101,22 @@ def test_weights_of_each_kind_are_found_by_name(files: tuple[str, ...], director
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_an_unwritable_trace_file_is_refused(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_trace_file_is_refused(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "trace"
     if exists:
         path.write_text("an earlier run\n")
     check_trace_file(str(path))
-    may: Callable[[str, int], bool] = lambda place, mode: Path(place) != (path if exists else tmp_path)  # noqa: E731
+    guarded = path if exists else tmp_path
+
+    def may(place: str, mode: int) -> bool:
+        return Path(place) != guarded
+
     monkeypatch.setattr(os, "access", may)
     with pytest.raises(ConfigError, match="Permission denied; give a file in a writable directory"):
         check_trace_file(str(path))
     assert path.exists() == exists
-    assert not exists or path.read_text() == "an earlier run\n", "it is neither created nor truncated"
+    assert not exists or path.read_text() == "an earlier run\n", (
+        "it is neither created nor truncated"
+    )

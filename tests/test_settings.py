@@ -12,20 +12,20 @@ import pytest
 
 from lab.__main__ import main as lab
 from orca_jax.assembly.built import Built
-from orca_jax.assembly.choices import ORDERINGS, SCHEDULERS, Budget, choices_of
+from orca_jax.assembly.choices import SCHEDULERS, Budget, choices_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.bench.__main__ import main as bench
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
-from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args as serve_args
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.tools.bench.__main__ import main as bench
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.values.errors import ConfigError
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
@@ -40,36 +40,72 @@ DRAFTS: dict[str, Any] = {"method": "draft_model", "model": "demo", "num_specula
 # Settings of an engine without effect in a combination, each with the words of its refusal.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_num_batched_tokens": 63}, "max_num_batched_tokens", "less than max_num_seqs 64"),
-    ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "max_num_batched_tokens", "lower max_num_seqs"),
+    (
+        {"max_num_batched_tokens": 4, "max_num_seqs": 5},
+        "max_num_batched_tokens",
+        "lower max_num_seqs",
+    ),
     ({**ORCA, "overlap": True}, "overlap", "needs scheduler chunked"),
     ({**BASELINE, "overlap": True}, "overlap", "needs scheduler chunked"),
     ({**ORCA, "enable_prefix_caching": True}, "enable_prefix_caching", "needs scheduler chunked"),
     ({**BASELINE, "enable_prefix_caching": True}, "enable_prefix_caching", "no prefix cache"),
     ({"revision": "main"}, "revision", "not a name of the Hub"),
     ({"download_dir": "cache"}, "download_dir", "not a name of the Hub"),
-    ({"length_predictor": "quantiles"}, "length_predictor", "no effect with scheduling_policy fcfs"),
+    (
+        {"length_predictor": "quantiles"},
+        "length_predictor",
+        "no effect with scheduling_policy fcfs",
+    ),
     ({"length_predictor": "bound"}, "length_predictor", "no effect"),
-    ({"length_predictor": "demo", "scheduling_policy": "fair"}, "length_predictor", "scheduling_policy fair"),
+    (
+        {"length_predictor": "demo", "scheduling_policy": "fair"},
+        "length_predictor",
+        "scheduling_policy fair",
+    ),
     ({**ORCA, "length_predictor": "quantiles"}, "length_predictor", "no effect"),
     ({"max_num_rows": 100}, "max_num_rows", "never pauses a request"),
-    ({"scheduler": POLICY, "max_num_rows": 63}, "max_num_rows", "at least max_num_seqs for each stage"),
+    (
+        {"scheduler": POLICY, "max_num_rows": 63},
+        "max_num_rows",
+        "at least max_num_seqs for each stage",
+    ),
     ({"scheduler_options": "{}"}, "scheduler_options", "no effect with scheduler chunked"),
     ({**ORCA, **SHORTEST}, "scheduling_policy", "needs scheduler chunked"),
     ({**BASELINE, "scheduling_policy": "priority"}, "scheduling_policy", "needs scheduler chunked"),
-    ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
-    ({"pipeline_parallel_size": 2, "overlap": True}, "overlap", "needs pipeline_parallel_size 1, not 2"),
+    (
+        {"n_workers": 2},
+        "n_workers",
+        "needs pipeline_parallel_size above 1, or scheduler orca or request_level",
+    ),
+    (
+        {"pipeline_parallel_size": 2, "overlap": True},
+        "overlap",
+        "needs pipeline_parallel_size 1, not 2",
+    ),
     ({"check_in_interval": 4, "pipeline_parallel_size": 2}, "check_in_interval", "in one stage"),
-    ({"decoder": "mine:Mine", "pipeline_parallel_size": 2}, "decoder", "needs pipeline_parallel_size 1, not 2"),
+    (
+        {"decoder": "mine:Mine", "pipeline_parallel_size": 2},
+        "decoder",
+        "needs pipeline_parallel_size 1, not 2",
+    ),
     ({"decoder": "mine:Mine"}, "decoder", "no effect on preset:toy"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
     ({**ORCA, "itl_target_ms": 100.0}, "itl_target_ms", "needs scheduler chunked"),
-    ({"itl_target_ms": 100.0, "max_num_batched_tokens": 64}, "itl_target_ms", "leave one of them out"),
+    (
+        {"itl_target_ms": 100.0, "max_num_batched_tokens": 64},
+        "itl_target_ms",
+        "leave one of them out",
+    ),
     ({"itl_target_ms": 0.0}, "itl_target_ms", "a positive number of milliseconds"),
     ({"itl_target_ms": inf}, "itl_target_ms", "a positive number of milliseconds"),
     ({"itl_target_ms": 100.0}, "itl_target_ms", "no effect on preset:toy"),
     ({**ORCA, "check_in_interval": 4}, "check_in_interval", "needs scheduler chunked"),
     ({"overlap": False, "check_in_interval": 4}, "check_in_interval", "with overlap"),
-    ({"check_in_interval": 4, "speculative_config": NGRAM}, "check_in_interval", "without speculative_config"),
+    (
+        {"check_in_interval": 4, "speculative_config": NGRAM},
+        "check_in_interval",
+        "without speculative_config",
+    ),
     ({"speculative_config": DRAFTS}, "speculative_config", "no effect on preset:toy"),
     ({"max_loras": 2}, "max_loras", "needs enable_lora"),
     ({"max_lora_rank": 8}, "max_lora_rank", "needs enable_lora"),
@@ -96,6 +132,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "load_format": {"load_format": "dummy"},
     "revision": {},
     "download_dir": {},
+    "hf_token": {},
     "dtype": {"dtype": "auto"},
     "quantization": {"quantization": None},
     "seed": {"seed": 7},
@@ -124,7 +161,8 @@ HONOURED: dict[str, dict[str, Any]] = {
     "strict_compile": {"strict_compile": True},
     "attention_implementation": {},
     "cpu_products": {},
-    "kernel_self_test": {"kernel_self_test": False},  # without accelerator kernels, there is none to test
+    # without accelerator kernels, there is none to test
+    "kernel_self_test": {"kernel_self_test": False},
     "enable_lora": LORA,
     "max_loras": {**LORA, "max_loras": 2},
     "max_lora_rank": {**LORA, "max_lora_rank": 8},
@@ -140,10 +178,26 @@ def built_with(**settings: Any) -> Built:
 
 
 @pytest.mark.parametrize(("settings", "param", "words"), REFUSED, ids=str)
-def test_a_setting_without_effect_is_refused(settings: dict[str, Any], param: str, words: str) -> None:
+def test_a_setting_without_effect_is_refused(
+    settings: dict[str, Any], param: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         built_with(**settings)
     assert caught.value.param == param and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("num_pages", 10**12, "must be at most 4194304, got 1000000000000"),
+        ("max_num_seqs", 10**9, "must be at most 65536"),
+        ("num_pages", 0, "must be at least 1, got 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name: str, value: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        built_with(**{name: value})
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -161,13 +215,18 @@ def test_the_tables_have_every_setting() -> None:
 def test_defaults_are_never_refused() -> None:
     for scheduler in SCHEDULERS:
         built_with(scheduler=scheduler).close()
-        built_with(scheduler=scheduler, overlap=False, enable_prefix_caching=False, n_workers=1).close()
+        built_with(
+            scheduler=scheduler, overlap=False, enable_prefix_caching=False, n_workers=1
+        ).close()
 
 
 def test_defaults_of_the_scheduler() -> None:
     chunked, plain = built_with(), built_with(overlap=False, enable_prefix_caching=False)
     assert (chunked.engine.scheduler.n_workers, plain.engine.scheduler.n_workers) == (2, 1)
-    assert (chunked.engine.pool.reuse is not None, plain.engine.pool.reuse is not None) == (True, False)
+    assert (chunked.engine.pool.reuse is not None, plain.engine.pool.reuse is not None) == (
+        True,
+        False,
+    )
     assert built_with(**ORCA).engine.pool.reuse is None
 
 
@@ -187,11 +246,13 @@ def test_a_budget_from_elsewhere_is_checked_too() -> None:
 
 
 def test_choices_and_registries_agree() -> None:
-    assert typing.get_args(SchedulerName) == tuple(SCHEDULERS) and typing.get_args(OrderingName) == tuple(ORDERINGS)
+    assert typing.get_args(SchedulerName) == tuple(SCHEDULERS)
 
 
 def test_settings_of_another_scheduler_are_left_out() -> None:
-    config = EngineConfig(**SHORTEST, length_predictor="demo", overlap=True, enable_prefix_caching=True, num_pages=9)
+    config = EngineConfig(
+        **SHORTEST, length_predictor="demo", overlap=True, enable_prefix_caching=True, num_pages=9
+    )
     orca = adapted(dataclasses.replace(config, scheduler="orca"))
     assert orca == EngineConfig(scheduler="orca", num_pages=9)
     assert adapted(config) == config
@@ -323,11 +384,17 @@ def test_a_flag_of_a_benchmark_without_effect_is_refused(
     ],
 )
 def test_a_benchmark_has_no_flag_that_it_sets_itself(
-    main: Callable[[Sequence[str]], int], command: str, flag: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[Sequence[str]], int],
+    command: str,
+    flag: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), *flag.split()])
-    assert caught.value.code == 2 and f"unrecognized arguments: {flag.split()[0]}" in capsys.readouterr().err
+    assert (
+        caught.value.code == 2
+        and f"unrecognized arguments: {flag.split()[0]}" in capsys.readouterr().err
+    )
 
 
 def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
@@ -340,16 +407,48 @@ def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
 
 def test_all_settings_of_servers_and_batches_are_known() -> None:
     """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
-    model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
-    model |= {"reasoning_parser"}
+    model = {
+        "served_model_name",
+        "chat_template",
+        "generation_config",
+        "tool_call_parser",
+        "max_logprobs",
+    }
+    model |= {"reasoning_parser", "override_generation_config", "default_chat_template_kwargs"}
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
-    queue = {"max_num_queued_reqs", "max_num_queued_tokens", "max_calls_per_key", "overload_status", "max_body_bytes"}
+    queue = {
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_calls_per_key",
+        "overload_status",
+        "max_body_bytes",
+    }
     queue |= {"responses_store"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
-    others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
+    others = {
+        "engine",
+        "nnodes",
+        "unknown_fields",
+        "log_format",
+        "log_requests",
+        "otlp_traces_endpoint",
+    }
+    others |= {"enable_force_include_usage"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others
-    assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(SERVER_REFUSED)
-    always = {"input", "output", "server", "format", "body", "order", "overwrite", "concurrency", "base_url"}
+    assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(
+        SERVER_REFUSED
+    )
+    always = {
+        "input",
+        "output",
+        "server",
+        "format",
+        "body",
+        "order",
+        "overwrite",
+        "concurrency",
+        "base_url",
+    }
     assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)
 
 
@@ -361,12 +460,21 @@ def test_no_home_directory_means_no_compile_cache(
 
     monkeypatch.setattr(Path, "home", no_home)
     assert cache_directory("auto") is None and "no home directory" in caplog.text
-    assert cache_directory(str(tmp_path)) == str(tmp_path / "private") and cache_directory(None) is None
+    assert (
+        cache_directory(str(tmp_path)) == str(tmp_path / "private")
+        and cache_directory(None) is None
+    )
 
 
-def test_a_compile_cache_that_others_can_write_is_not_used(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_compile_cache_that_others_can_write_is_not_used(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private").chmod(0o777)
     assert cache_directory(str(tmp_path)) is None
     (message,) = caplog.messages
-    assert str(tmp_path / "private") in message and "all users can write to it" in message and "chmod" in message
+    assert (
+        str(tmp_path / "private") in message
+        and "all users can write to it" in message
+        and "chmod" in message
+    )

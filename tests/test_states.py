@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import NO_BLOCK
-from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.exec import pack
 from orca_jax.exec.buckets import Segment
-from orca_jax.request import SamplingParams
-from orca_jax.step import Member, StateMove
+from orca_jax.values.cache_spec import NO_BLOCK
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Member, StateMove
 from tests.model.states.hybrids import FIRST, NEW, PROMPTS, RECORD, write
 from tests.project.source import ROOT
 from tests.test_same_tokens import SCHEDULERS, Job, make_engine, run_updates
 
-CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
+# largest difference of log probabilities, and least one of a broken model
+CLOSE, MUTATED = 2e-5, 1e-2
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 
 
@@ -27,7 +28,10 @@ pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quic
 def record(name: str) -> list[tuple[list[int], np.ndarray]]:
     """The ids of each prompt and its answer, and the log probabilities after them."""
     with np.load(ROOT / RECORD) as stored:
-        return [(stored[f"{name}/ids_{i}"].tolist(), stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))]
+        return [
+            (stored[f"{name}/ids_{i}"].tolist(), stored[f"{name}/logprobs_{i}"])
+            for i in range(len(PROMPTS))
+        ]
 
 
 def jobs_of(name: str, steps: Sequence[int] = (0, 0, 0)) -> list[Job]:
@@ -38,7 +42,9 @@ def jobs_of(name: str, steps: Sequence[int] = (0, 0, 0)) -> list[Job]:
     ]
 
 
-def difference(name: str, engine: Engine, steps: Sequence[int] = (0, 0, 0), *, same_tokens: bool = True) -> float:
+def difference(
+    name: str, engine: Engine, steps: Sequence[int] = (0, 0, 0), *, same_tokens: bool = True
+) -> float:
     """The largest difference of the log probabilities of generated tokens, up to the first other token."""
     worst, answers = 0.0, run_updates(engine, jobs_of(name, steps))
     for updates, (ids, lines), length in zip(answers, record(name), PROMPTS, strict=True):
@@ -46,8 +52,17 @@ def difference(name: str, engine: Engine, steps: Sequence[int] = (0, 0, 0), *, s
         found = [entry.logprob for update in updates for entry in update.logprobs]
         assert len(tokens) == len(found) == NEW
         assert tokens == ids[length:] or not same_tokens
-        equal = next((i for i, pair in enumerate(zip(tokens, ids[length:], strict=True)) if len({*pair}) > 1), NEW)
-        for token, logprob, line in zip(tokens[: equal + 1], found, lines[length - 1 :], strict=False):
+        equal = next(
+            (
+                i
+                for i, pair in enumerate(zip(tokens, ids[length:], strict=True))
+                if len({*pair}) > 1
+            ),
+            NEW,
+        )
+        for token, logprob, line in zip(
+            tokens[: equal + 1], found, lines[length - 1 :], strict=False
+        ):
             worst = max(worst, abs(logprob - float(line[token])))
     return worst
 
@@ -76,24 +91,36 @@ def written(name: str, folder: Path) -> str:
     ],
 )
 def test_chunks_and_snapshots(
-    name: str, devices: int, stages: int, settings: dict[str, Any], program_cache: str, tmp_path: Path
+    name: str,
+    devices: int,
+    stages: int,
+    settings: dict[str, Any],
+    program_cache: str,
+    tmp_path: Path,
 ) -> None:
     """The second time, prompts are in the prefix cache up to their last token."""
     options = {"max_num_batched_tokens": 8, "pipeline_parallel_size": stages, **settings}
-    for engine in make_engine(written(name, tmp_path), program_cache, devices, "chunked", **options):
+    for engine in make_engine(
+        written(name, tmp_path), program_cache, devices, "chunked", **options
+    ):
         assert difference(name, engine) <= CLOSE
         assert difference(name, engine, (0, 3, 5)) <= CLOSE
         reused = engine.pool.num_cache_hits
-        if "check_in_interval" in settings:  # windows of fewer tokens lose pages; published ones are longer
+        # windows of fewer tokens lose pages; published ones are longer
+        if "check_in_interval" in settings:
             assert reused in (0, PROMPTS[0] - 1)
         else:
-            assert reused == (0 if settings.get("enable_prefix_caching") is False else PROMPTS[0] - 1)
+            assert reused == (
+                0 if settings.get("enable_prefix_caching") is False else PROMPTS[0] - 1
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("name", ["lfm3-0", "minimax-2"])
-def test_schedulers(name: str, scheduler: SchedulerName, program_cache: str, tmp_path: Path) -> None:
+def test_schedulers(
+    name: str, scheduler: SchedulerName, program_cache: str, tmp_path: Path
+) -> None:
     for engine in make_engine(written(name, tmp_path), program_cache, 1, scheduler):
         assert difference(name, engine) <= CLOSE
         assert difference(name, engine, (0, 2, 4)) <= CLOSE
@@ -118,19 +145,24 @@ def test_states_that_are_not_restored_are_seen(
     """After a hit of the prefix cache: zeros in place of the snapshot, or another request's state."""
     states, has_broken = pack._states, False
 
-    def wrong(members: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+    def wrong(
+        members: Sequence[Member], segments: Sequence[Segment]
+    ) -> tuple[list[int], list[int]]:
         nonlocal has_broken
         changed = list(members)
         for index, member in enumerate(members):
             move = member.state
-            if move is not None and member.start and member.sampling is not None:  # the first plan of a row
+            # the first plan of a row
+            if move is not None and member.start and member.sampling is not None:
                 has_broken = True
                 source = NO_BLOCK if broken == "fresh" else move.target
                 changed[index] = member._replace(state=StateMove(source, move.target))
         return states(changed, segments)
 
     devices = 2 if name == "lfm3-0" else 1  # the programs of `test_chunks_and_snapshots`
-    for engine in make_engine(written(name, tmp_path), program_cache, devices, "chunked", max_num_batched_tokens=8):
+    for engine in make_engine(
+        written(name, tmp_path), program_cache, devices, "chunked", max_num_batched_tokens=8
+    ):
         assert difference(name, engine) <= CLOSE
         monkeypatch.setattr(pack, "_states", wrong)
         assert difference(name, engine, same_tokens=False) > MUTATED

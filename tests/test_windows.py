@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import one_group
-from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.request import RequestUpdate, SamplingParams
 from tests.test_same_tokens import REFERENCE, Job, make_engine, run_updates, slow
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
@@ -62,7 +62,12 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         slow("gemma3", 16, 8, {**CHUNKED, "tensor_parallel_size": 2}),
         slow("gemma3", 16, 8, {**CHUNKED, "pipeline_parallel_size": 2}),
         slow("gemma2", 16, 8, {**CHUNKED, "pipeline_parallel_size": 3, "tensor_parallel_size": 2}),
-        slow("gemma2", 8, 8, {"scheduler": "orca", "pipeline_parallel_size": 2, "max_num_batched_tokens": 32}),
+        slow(
+            "gemma2",
+            8,
+            8,
+            {"scheduler": "orca", "pipeline_parallel_size": 2, "max_num_batched_tokens": 32},
+        ),
         slow("gemma2", 32, 4, {**CHUNKED, "kv_cache_dtype": "int8"}),
         slow("gemma2", 32, 16, {**CHUNKED, "kv_cache_dtype": "fp8", "cpu_products": "xla"}),
         slow("gemma2", 32, 16, {**CHUNKED, "attention_implementation": "reference"}),
@@ -82,7 +87,12 @@ def test_groups_do_not_change_tokens(
     """Chunks, preemption, reuse of prefixes, overlap and speculation, on one device, on several and in stages."""
     source = directory_of(name, window, tmp_path)
     devices = int(str(settings.get("tensor_parallel_size", 1)))
-    own: dict[str, object] = {"page_size": page_size, "load_format": "dummy", "strict_compile": True, "num_pages": 900}
+    own: dict[str, object] = {
+        "page_size": page_size,
+        "load_format": "dummy",
+        "strict_compile": True,
+        "num_pages": 900,
+    }
     own |= settings
     scheduler = own.pop("scheduler")
     own.pop("tensor_parallel_size", None)
@@ -93,8 +103,12 @@ def test_groups_do_not_change_tokens(
             found.append(run_updates(engine, jobs()))
         assert not has_room or scheduler != "chunked" or engine.pool.num_cache_hits > 0
         assert has_room or engine.pool.num_preemptions > 0
-    monkeypatch.setattr("orca_jax.assembly.resolve.form_groups", lambda layers, *_, **__: one_group(layers))
-    for engine in make_engine(source, program_cache, devices, scheduler, **{**own, "num_pages": 900}):  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        "orca_jax.assembly.resolve.form_groups", lambda layers, *_, **__: one_group(layers)
+    )
+    for engine in make_engine(
+        source, program_cache, devices, scheduler, **{**own, "num_pages": 900}
+    ):  # type: ignore[arg-type]
         assert [group.window for group in engine.pool.kv.groups] == [None]
         expected = run_updates(engine, jobs())
     for each in found:

@@ -17,6 +17,7 @@ from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.values.cache_spec import ceil_div
 
 __all__ = ["POLICIES", "Policy", "Setting"]
 
@@ -43,7 +44,7 @@ def _outside(policy: OutsidePolicy, setting: Setting) -> PolicyScheduler:
 
 
 def _request_level(setting: Setting) -> RequestLevelScheduler:
-    return RequestLevelScheduler(setting.max_bs, -(-setting.max_bs // setting.mbs), setting.mbs)
+    return RequestLevelScheduler(setting.max_bs, ceil_div(setting.max_bs, setting.mbs), setting.mbs)
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -57,12 +58,17 @@ POLICIES: Mapping[str, Policy] = {
     ),
     "request_level": Policy(_request_level, preallocates=True, waits=True, is_paper_baseline=True),
     "padded": Policy(padded.make, padded.padded_batches, waits=True),
-    "prefill_first": Policy(lambda setting: _outside(PrefillFirst(in_flight=setting.in_flight), setting)),
+    "prefill_first": Policy(
+        lambda setting: _outside(PrefillFirst(in_flight=setting.in_flight), setting)
+    ),
     "chunked": Policy(_chunked),
     "pools": Policy(lambda setting: _outside(Pools(setting.max_bs), setting)),
-    "cells": Policy(lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight), has_all_rows=True),
+    "cells": Policy(
+        lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight), has_all_rows=True
+    ),
     "token_cells": Policy(
-        lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight, by_token=True), has_all_rows=True
+        lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight, by_token=True),
+        has_all_rows=True,
     ),
 }
 """By name. `request_level` is the package's own baseline, kinder than `ft`; `chunked` has Sarathi's chunks."""

@@ -43,12 +43,16 @@ class CellScheduler:
         first = next((request for request in able if request.arrival_index > self._last), able[0])
         self._last = first.arrival_index
         cell = self._cell_of(first)
-        same = [request for request in able if self._cell_of(request) == cell and request is not first]
+        same = [
+            request for request in able if self._cell_of(request) == cell and request is not first
+        ]
         return Selection([Choice(request, cell[1]) for request in [first, *same][: self.max_bs]])
 
     def _able(self, pool: RequestPool, kv: KVManager) -> Sequence[Request]:
         """Requests without an iteration in flight, with slots and a row: in order of arrival, as in Algorithm 1."""
-        able, n_rsrv, num_rows = [], kv.reserved_slots, kv.num_free_rows
+        able = []
+        n_rsrv = kv.reserved_slots
+        num_rows = kv.num_free_rows
         for request in pool:
             if request.row is None:
                 n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)

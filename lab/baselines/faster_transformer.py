@@ -19,13 +19,14 @@ from orca_jax.sched.request import Request, State
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost, WorkCounts
+from orca_jax.values.cache_spec import ceil_div
 
 
 class FasterTransformerScheduler(RequestLevelScheduler):
     """A request-level batch with one output length for all its members."""
 
     def __init__(self, max_bs: int, mbs: int) -> None:
-        super().__init__(max_bs, -(-max_bs // mbs), mbs)
+        super().__init__(max_bs, ceil_div(max_bs, mbs), mbs)
         self._num_left = 0  # iterations of all microbatches
 
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:

@@ -54,7 +54,8 @@ class PaddedCost:
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """The seconds of the inner cost for the padded work."""
         size = work.members * self.scheduler.length
-        first, later = WorkCounts(chunk_tokens=size), WorkCounts(increments=work.members, context=size)
+        first = WorkCounts(chunk_tokens=size)
+        later = WorkCounts(increments=work.members, context=size)
         return self.inner.stages(first if self.scheduler.is_first else later, num_stages)
 
 

@@ -6,31 +6,35 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from unittest import mock
 
 from orca_jax.assembly.choices import TOY
 from orca_jax.assembly.cluster import LeaderBuild
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import run_workload
-from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.cluster.keys import make_key_file
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import Call
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ClusterLostError, ConfigError
-from orca_jax.reporting import hardware, print_table
-from orca_jax.startup import ClusterConfig
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.tools.bench.measure import run_workload
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ClusterLostError, ConfigError
+from orca_jax.values.startup import ClusterConfig
 
 NUM_INPUT, NUM_OUTPUT = 32, 512  # tokens; equal, so that nearly all iterations have all requests
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
-    parser.add_argument("--rows", type=int, default=256, metavar="N", help="running requests (default: 256)")
-    parser.add_argument("--nnodes", type=int, default=2, metavar="N", help="processes, on this machine (default: 2)")
+    add_number(parser, "--rows", 256, "running requests")
+    add_number(parser, "--nnodes", 2, "processes, on this machine")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -38,15 +42,26 @@ def run(args: argparse.Namespace) -> None:
     for name, least in (("rows", 1), ("nnodes", 2)):
         if getattr(args, name) < least:
             raise ConfigError(f"{name} must be at least {least}", param=name)
-    cluster = ClusterConfig(args.nnodes, 0, master_port=free_ports())
-    config = EngineConfig(TOY, max_num_seqs=args.rows, max_model_len=NUM_INPUT + NUM_OUTPUT, progress=False)
+    config = EngineConfig(
+        TOY, max_num_seqs=args.rows, max_model_len=NUM_INPUT + NUM_OUTPUT, progress=False
+    )
     ids = random.Random(0)
-    workload = [WorkloadRequest(0.0, tuple(ids.choices(range(256), k=NUM_INPUT)), NUM_OUTPUT) for _ in range(args.rows)]
+    workload = [
+        WorkloadRequest(0.0, tuple(ids.choices(range(256), k=NUM_INPUT)), NUM_OUTPUT)
+        for _ in range(args.rows)
+    ]
     sent: list[tuple[float, float, int]] = []
-    leader = LeaderBuild(cluster, TOY, _lost)
-    with _workers(cluster), build_engine(config, host=leader) as built, _timed(sent):
-        run_workload(built.engine, workload)
-    wall, processor = (sorted(1e6 * each[i] for each in sent) for i in (0, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cluster.key")
+        make_key_file(path)
+        cluster = ClusterConfig(
+            args.nnodes, 0, master_port=free_ports(), cluster_key_file=str(path)
+        )
+        leader = LeaderBuild(cluster, TOY, _lost)
+        with _workers(cluster), build_engine(config, host=leader) as built, _timed(sent):
+            run_workload(built.engine, workload)
+    wall = sorted(1e6 * seconds for seconds, _, _ in sent)
+    processor = sorted(1e6 * seconds for _, seconds, _ in sent)
     row = {
         "messages": float(len(sent)),
         "median_bytes": statistics.median(num_bytes for _, _, num_bytes in sent),
@@ -64,7 +79,8 @@ def _timed(sent: list[tuple[float, float, int]]) -> AbstractContextManager[objec
     call = Leader.call
 
     def timed(self: Leader, message: Call) -> bytes:
-        begun, processor = time.perf_counter(), time.thread_time()
+        begun = time.perf_counter()
+        processor = time.thread_time()
         payload = call(self, message)
         sent.append((time.perf_counter() - begun, time.thread_time() - processor, len(payload)))
         return payload
@@ -76,9 +92,13 @@ def _timed(sent: list[tuple[float, float, int]]) -> AbstractContextManager[objec
 def _workers(cluster: ClusterConfig) -> Iterator[None]:
     """The workers of the toy, each a process; they end with the leader."""
     flags = ["--model", TOY, f"--nnodes={cluster.nnodes}", f"--master-port={cluster.master_port}"]
+    flags.append(f"--cluster-key-file={cluster.cluster_key_file}")
     command = [sys.executable, "-m", "orca_jax.serve", *flags]
     ranks = range(1, cluster.nnodes)
-    started = [subprocess.Popen([*command, f"--node-rank={rank}"], stderr=subprocess.DEVNULL) for rank in ranks]
+    started = [
+        subprocess.Popen([*command, f"--node-rank={rank}"], stderr=subprocess.DEVNULL)
+        for rank in ranks
+    ]
     try:
         yield
     finally:

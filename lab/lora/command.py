@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.choices import is_toy
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig, LoraConfig, ModelConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.reporting import hardware, print_table
 from orca_jax.model.lora.stacks import groups_of, zero_values
 from orca_jax.model.sharding import on_shards
-from orca_jax.reporting import hardware, print_table
-from orca_jax.request import Adapter, SamplingParams
+from orca_jax.values.config import EngineConfig, LoraConfig, ModelConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import Adapter, SamplingParams
 
 PROMPT_TOKENS = 16
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -63,26 +64,43 @@ def run(args: argparse.Namespace) -> None:
     if is_toy(args.model):
         raise ConfigError(f"model must be one with weights, not {args.model}", param="model")
     rows = [Arrangement(0, None, has_slots=False), Arrangement(0, None)]
-    rows += [Arrangement(number, kind) for kind in KINDS for number in args.adapters]
+    rows += [Arrangement(number, kind) for kind, number in product(KINDS, args.adapters)]
     sizes: dict[str, Any] = {"max_num_seqs": args.rows, "progress": False}
     most = max(args.adapters)
-    lora: dict[str, Any] = {"max_loras": most, "max_lora_rank": args.rank, "max_cpu_loras": 2 * most}
+    lora: dict[str, Any] = {
+        "max_loras": most,
+        "max_lora_rank": args.rank,
+        "max_cpu_loras": 2 * most,
+    }
     plain = EngineConfig(args.model, **sizes)
     with (
         build_engine(plain) as without,
         # Strict, as the last one that compiles: compilations are counted for the whole process.
-        build_engine(EngineConfig(args.model, enable_lora=True, strict_compile=True, **lora, **sizes)) as built,
+        build_engine(
+            EngineConfig(args.model, enable_lora=True, strict_compile=True, **lora, **sizes)
+        ) as built,
     ):
         for kind in KINDS:
             add_random(built, kind, most, args.rank)
         speeds = measure(without.engine, built.engine, rows, args)
     base = statistics.median(speeds[rows[0]])
     ratios = {row.name: _ratio(speeds[rows[0]], speeds[row]) for row in rows}
-    print_table(f"{args.model}, {args.rows} requests, rank {args.rank}: share of the tokens/s without slots", ratios)
+    print_table(
+        f"{args.model}, {args.rows} requests, rank {args.rank}: share of the tokens/s without slots",
+        ratios,
+    )
     medians = {row.name: round(statistics.median(values), 1) for row, values in speeds.items()}
     settings = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
     print(
-        json.dumps({"tokens_per_s": medians, "ratio": ratios, "base": base, "hardware": hardware(), "config": settings})
+        json.dumps(
+            {
+                "tokens_per_s": medians,
+                "ratio": ratios,
+                "base": base,
+                "hardware": hardware(),
+                "config": settings,
+            }
+        )
     )
 
 
@@ -93,7 +111,9 @@ def measure(
     speeds: dict[Arrangement, list[float]] = {row: [] for row in rows}
     for number in range(args.passes + 1):
         for row in rows:
-            seconds = one_pass(engine if row.has_slots else without, row, args.rows, args.output_len)
+            seconds = one_pass(
+                engine if row.has_slots else without, row, args.rows, args.output_len
+            )
             if number:  # the first turn warms up
                 speeds[row].append(args.rows * args.output_len / seconds)
     return speeds
@@ -107,7 +127,9 @@ def one_pass(engine: Engine, row: Arrangement, num_requests: int, output_len: in
     for number in range(num_requests):
         ids = random.integers(0, engine.pool.vocab_size, PROMPT_TOKENS).tolist()
         name = None if row.kind is None else f"{row.kind} {number % row.adapters}"
-        engine.add_request(str(number), [number % engine.pool.vocab_size, *ids], params, adapter=name)
+        engine.add_request(
+            str(number), [number % engine.pool.vocab_size, *ids], params, adapter=name
+        )
     while engine.has_work:
         engine.step()
     return time.perf_counter() - start
@@ -120,7 +142,9 @@ def add_random(built: Built, kind: str, number: int, rank: int) -> None:
     model = on_shards(built.model_config, config.tensor_parallel_size)
     for index in range(number):
         values = random_values(model, config.lora, KINDS[kind], rank, index)
-        types = {name: zero.dtype for name, zero in zero_values(model, config.lora, config.dtype).items()}
+        types = {
+            name: zero.dtype for name, zero in zero_values(model, config.lora, config.dtype).items()
+        }
         typed = {name: each.astype(types[name]) for name, each in values.items()}
         built.engine.add_adapter(Adapter(f"{kind} {index}", f"random {kind} {index}"), typed)
 
@@ -129,7 +153,8 @@ def random_values(
     model: ModelConfig, lora: LoraConfig, groups: Sequence[str], rank: int, seed: int
 ) -> dict[str, NDArray[Any]]:
     """The arrays of an adapter of some groups of layers."""
-    random, values = np.random.default_rng(seed), zero_values(model, lora, "float32")
+    random = np.random.default_rng(seed)
+    values = zero_values(model, lora, "float32")
     for number, (name, group) in enumerate(groups_of(model).items()):
         if name not in groups:
             continue
@@ -141,4 +166,6 @@ def random_values(
 
 def _ratio(base: Sequence[float], other: Sequence[float]) -> float:
     """The median over passes of the same turn, which share the load of the machine."""
-    return round(statistics.median(one / before for before, one in zip(base, other, strict=True)), 3)
+    return round(
+        statistics.median(one / before for before, one in zip(base, other, strict=True)), 3
+    )

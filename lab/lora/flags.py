@@ -2,14 +2,21 @@
 
 import argparse
 
+from orca_jax.flags import add_number
+
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     parser.add_argument("--model", default="preset:gpt2", metavar="MODEL", help="model to measure")
-    parser.add_argument("--rows", type=int, default=32, metavar="N", help="requests at once (default: 32)")
-    parser.add_argument("--output-len", type=int, default=32, metavar="N", help="tokens of each request (default: 32)")
-    parser.add_argument("--rank", type=int, default=8, metavar="R", help="rank of the adapters (default: 8)")
+    add_number(parser, "--rows", 32, "requests at once")
+    add_number(parser, "--output-len", 32, "tokens of each request")
+    add_number(parser, "--rank", 8, "rank of the adapters", metavar="R")
     parser.add_argument(
-        "--adapters", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="adapters in one batch"
+        "--adapters",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32],
+        metavar="N",
+        help="adapters in one batch",
     )
-    parser.add_argument("--passes", type=int, default=5, metavar="N", help="timed passes of each row (default: 5)")
+    add_number(parser, "--passes", 5, "timed passes of each row")

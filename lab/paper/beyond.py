@@ -2,21 +2,20 @@
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.baselines import POLICIES
-from lab.paper.effort import Effort
+from lab.paper.effort import Effort, add_processes
 from lab.paper.gpt import LONGEST
-from lab.paper.places import Place, simulate
+from lab.paper.places import Place, serve_system
 from lab.paper.runs import Lengths, paper_lengths, poisson
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
-from orca_jax.bench.workload.files import read_azure
-from orca_jax.reporting import print_table, rounded, write_file
+from orca_jax.helpers.reporting import print_table, rounded, write_file
+from orca_jax.tools.bench.workload.files import read_azure
 
 RESULT = Path(__file__).parents[1] / "results" / "beyond.json"
 RATE = 5.0
@@ -77,9 +76,10 @@ COLUMNS = {
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    processes = os.cpu_count() or 1
-    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
-    parser.add_argument("--trace-data", metavar="FILE", help="Azure's CSV file: answers ended by EOS")
+    add_processes(parser)
+    parser.add_argument(
+        "--trace-data", metavar="FILE", help="Azure's CSV file: answers ended by EOS"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +98,10 @@ def beyond(effort: Effort, azure: str | None) -> dict[str, Any]:
     requests = paper_lengths(effort.requests, effort.seed)
     found = _run(effort, STUDIES, requests, RATE)
     found |= _run(
-        effort, CHECK_INS, requests, LOAD * saturation(parse_system("orca(32)", POLICIES), Place("101B"), requests)
+        effort,
+        CHECK_INS,
+        requests,
+        LOAD * saturation(parse_system("orca(32)", POLICIES), Place("101B"), requests),
     )
     if azure is not None:
         found |= _azure(effort, azure)
@@ -117,7 +120,9 @@ def _azure(effort: Effort, path: str) -> dict[str, Any]:
     """Answers that end with EOS: a request may generate up to 1,024 tokens, and reserves slots for all of them."""
     recorded = read_azure(path, effort.requests, 1.0)
     most = LONGEST // 2
-    requests = [Lengths(min(each.num_input, most), min(each.num_output, most), most) for each in recorded]
+    requests = [
+        Lengths(min(each.num_input, most), min(each.num_output, most), most) for each in recorded
+    ]
     rate = LOAD * saturation(parse_system("orca(32)", POLICIES), Place(), requests)
     studies = [
         Study("Azure, EOS: orca(32)"),
@@ -127,16 +132,24 @@ def _azure(effort: Effort, path: str) -> dict[str, Any]:
     return _run(effort, studies, requests, rate)
 
 
-def _run(effort: Effort, studies: Sequence[Study], requests: Sequence[Lengths], rate: float) -> dict[str, Any]:
-    rows = effort.map(_figures, studies, [effort] * len(studies), [requests] * len(studies), [rate] * len(studies))
+def _run(
+    effort: Effort, studies: Sequence[Study], requests: Sequence[Lengths], rate: float
+) -> dict[str, Any]:
+    rows = effort.map(
+        _figures, studies, [effort] * len(studies), [requests] * len(studies), [rate] * len(studies)
+    )
     return {study.title: row for study, row in zip(studies, rows, strict=True)}
 
 
-def _figures(study: Study, effort: Effort, requests: Sequence[Lengths], rate: float) -> Mapping[str, float]:
+def _figures(
+    study: Study, effort: Effort, requests: Sequence[Lengths], rate: float
+) -> Mapping[str, float]:
     system = parse_system(study.system, POLICIES)
     some = requests[: effort.of(system)]
     top = saturation(system, study.place, some)
     if top < rate:  # latencies would only tell the length of the run
         return {"saturation_requests_per_s": top}
-    figures = simulate(system, study.place, some, poisson(rate, len(some), effort.seed), has_gaps=True).figures
+    figures = serve_system(
+        system, study.place, some, poisson(rate, len(some), effort.seed), has_gaps=True
+    ).figures
     return {"saturation_requests_per_s": top, "arrivals_per_s": rate, **figures}

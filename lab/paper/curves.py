@@ -39,7 +39,12 @@ def rising(values: Sequence[float]) -> list[float]:
 
 
 def throughput_at(
-    latency: float, run: Callable[[float], Point], top: float, steps: int = 9, bottom: float = 0.0, best: Point = NONE
+    latency: float,
+    run: Callable[[float], Point],
+    top: float,
+    steps: int = 9,
+    bottom: float = 0.0,
+    best: Point = NONE,
 ) -> Point:
     """The point of highest throughput with at most this latency, by halving the range of rates.
 
@@ -51,12 +56,14 @@ def throughput_at(
         bottom: a rate with at most this latency.
         best: the point at `bottom`.
     """
-    low, high = bottom, top
+    low = bottom
+    high = top
     for _ in range(steps):
         rate = (low + high) / 2
         point = run(rate)
         if point.latency <= latency:
-            low, best = rate, point
+            low = rate
+            best = point
         else:
             high = rate
     return best

@@ -1,5 +1,7 @@
 """The size of the runs, and maps over processes."""
 
+import argparse
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -14,10 +16,12 @@ from lab.paper.systems import System
 class Effort:
     """The size of the runs."""
 
-    requests: int = 2000  # at each rate under ORCA; a batch of FasterTransformer serves a fourth of them
+    # at each rate under ORCA; a batch of FasterTransformer serves a fourth of them
+    requests: int = 2000
     seed: int = 0
     processes: int = 1
-    single: int | None = None  # requests of a system that runs one at a time; None: as many as the others
+    # requests of a system that runs one at a time; None: as many as the others
+    single: int | None = None
 
     def of(self, system: System) -> int:
         """Requests at each rate: fewer for systems that take many iterations for each of them."""
@@ -29,5 +33,17 @@ class Effort:
         """Map over processes."""
         if self.processes == 1:
             return list(map(function, *columns))
-        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:  # a fork copies locks of threads
+        # a fork copies locks of threads
+        with ProcessPoolExecutor(self.processes, get_context("spawn")) as pool:
             return list(pool.map(function, *columns))
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the number of processes that a study uses."""
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes (default: all cores)",
+    )

@@ -15,7 +15,7 @@ USABLE = 0.9
 
 
 class Device(Protocol):
-    """The published rates of a device, as in `plan/accelerators.py`."""
+    """The published rates of a device, as in `tools/plan/accelerators.py`."""
 
     @property
     def memory(self) -> float:
@@ -52,8 +52,10 @@ class StageCost:
     initiation: float  # seconds of a stage for each token of a chunk
     increment: float  # seconds of a stage for each increment
     context: float  # seconds of a stage for each token with keys and values to read
-    control: float = 0.0  # seconds of a stage without work, while its worker synchronises to pass the plan on
-    request: float = 0.0  # seconds of a stage for each request, as its attention is not batched with others'
+    # seconds of a stage without work, while its worker synchronises to pass the plan on
+    control: float = 0.0
+    # seconds of a stage for each request, as its attention is not batched with others'
+    request: float = 0.0
     host: float = 0.0
     buckets: tuple[int, ...] = ()
 
@@ -61,7 +63,9 @@ class StageCost:
         """The same seconds on each stage, since all have as many layers."""
         seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
         seconds += self.request * work.members
-        seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
+        seconds += self.increment * work.increments + self.context * (
+            work.context + work.chunk_context
+        )
         return [seconds] * num_stages
 
     def slower(self, factor: float) -> "StageCost":
@@ -122,9 +126,12 @@ class GPT(NamedTuple):
 
     def cost(self, device: Device, efficiency: Efficiency) -> StageCost:
         """The cost of a stage."""
-        bandwidth, flops = efficiency.memory * device.bandwidth, efficiency.compute * device.flops
+        bandwidth = efficiency.memory * device.bandwidth
+        flops = efficiency.compute * device.flops
         per_token = self.layer_bytes / flops  # two operations and two bytes for each weight
-        return StageCost(self.layer_bytes / bandwidth, per_token, per_token, self.slot_bytes / bandwidth)
+        return StageCost(
+            self.layer_bytes / bandwidth, per_token, per_token, self.slot_bytes / bandwidth
+        )
 
 
 MODELS: dict[str, GPT] = {

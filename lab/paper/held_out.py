@@ -11,15 +11,17 @@ import argparse
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, Fit, one_pair
 from lab.paper.places import Place
-from lab.paper.points import latency_errors, read_figure_10
+from lab.paper.points import latency_errors, orca_systems, read_figure_10
 from lab.paper.sweep import paper_curve
-from orca_jax.reporting import write_file
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import write_file
 
 RESULT = Path(__file__).parents[1] / "results" / "held-out.json"
 TRAINED_ON = ("101B", "341B")
@@ -30,7 +32,7 @@ EFFORT = Effort(requests=1000)
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes (default: 1)")
+    add_number(parser, "--processes", 1, "processes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,19 +42,27 @@ def run(args: argparse.Namespace) -> int:
 
     def loss(pair: tuple[int, int]) -> float:
         if pair not in tried:
-            tried[pair] = training_error(replace(FITTED, efficiencies=one_pair(*[each / 100 for each in pair])), effort)
+            tried[pair] = training_error(
+                replace(FITTED, efficiencies=one_pair(*[each / 100 for each in pair])), effort
+            )
             print(f"m {pair[0] / 100:.2f}, c {pair[1] / 100:.2f}: {tried[pair]:.2%}", flush=True)
         return tried[pair]
 
     best = START
     for step in STEPS:
         while True:
-            around = [(best[0] + x * step, best[1] + y * step) for x in (-1, 0, 1) for y in (-1, 0, 1)]
+            moves = product((-step, 0, step), repeat=2)
+            around = [(best[0] + x, best[1] + y) for x, y in moves]
             nearest = min([best, *around], key=loss)
             if nearest == best:
                 break
             best = nearest
-    line = {"memory": best[0] / 100, "compute": best[1] / 100, "training_error": tried[best], "tried": len(tried)}
+    line = {
+        "memory": best[0] / 100,
+        "compute": best[1] / 100,
+        "training_error": tried[best],
+        "tried": len(tried),
+    }
     write_file(RESULT, (json.dumps(line, indent=1) + "\n").encode())
     return 0
 
@@ -60,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def training_error(fit: Fit, effort: Effort) -> float:
     """The mean error of both models."""
     paper = read_figure_10()
-    cases = [(model, name) for model in TRAINED_ON for name in paper[model] if name.startswith("orca")]
+    cases = orca_systems(paper, TRAINED_ON)
     curves = effort.map(
         paper_curve,
         [name for _, name in cases],
@@ -77,4 +87,6 @@ def training_error(fit: Fit, effort: Effort) -> float:
 def held_out() -> Fit:
     """The fit of the recorded pair."""
     found = json.loads(RESULT.read_text(encoding="utf-8"))
-    return replace(FITTED, kind="held out", efficiencies=one_pair(found["memory"], found["compute"]))
+    return replace(
+        FITTED, kind="held out", efficiencies=one_pair(found["memory"], found["compute"])
+    )

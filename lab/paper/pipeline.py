@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lab.paper.effort import Effort
-from lab.paper.places import Place, build, simulate
+from lab.paper.places import Place, build, serve_system
 from lab.paper.runs import Lengths, homogeneous, paper_lengths
 from lab.paper.systems import System
-from orca_jax.observer import Observer
-from orca_jax.request import SamplingParams
+from orca_jax.sched.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sim.executor import SimExecutor, VirtualClock
-from orca_jax.step import ExecutorStats, StepPlan
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import ExecutorStats, StepPlan
 
 MODEL = "341B"  # the paper's model of four stages
 BATCH = 8
-BUDGET = 128  # tokens of an iteration of `chunked`: with 512, prompts delay the batches behind them as under ORCA
+# tokens of an iteration of `chunked`: with 512, prompts delay the batches behind them as under ORCA
+BUDGET = 128
 PIPELINES: Mapping[str, Mapping[int, System]] = {
     "orca": dict.fromkeys((1, 4, 5), System("orca", BATCH)),
     "chunked": dict.fromkeys((1, 4, 5), System("chunked", BATCH)),
@@ -23,7 +24,10 @@ PIPELINES: Mapping[str, Mapping[int, System]] = {
 }
 """Systems by name and iterations in flight. FasterTransformer cuts its batch into as many microbatches."""
 EQUAL = 32, 32  # prompt and generated tokens of equal requests (Figure 11)
-DRAWN = {"ORCA, max_bs 2": System("orca", 2), "FasterTransformer, 8 requests in 4 microbatches": System("ft", 8, 2)}
+DRAWN = {
+    "ORCA, max_bs 2": System("orca", 2),
+    "FasterTransformer, 8 requests in 4 microbatches": System("ft", 8, 2),
+}
 SHORT = [Lengths(32, generated, generated) for generated in (2, 6, 3, 5, 4, 2, 6, 3) * 2]
 """The requests of the drawing."""
 
@@ -50,8 +54,11 @@ class StageObserver(Observer):
     def submitted(self, plan: StepPlan, pool: RequestPool, stats: ExecutorStats) -> None:
         """Note an iteration: a stage begins when it is free, and when the stage before has ended."""
         requests = tuple(int(member.request_id) for member in plan.members)
-        is_initiation = any(member.start < SHORT[int(member.request_id)].num_prompt for member in plan.members)
-        after, ready = self._executor.free_at, self._clock.now
+        is_initiation = any(
+            member.start < SHORT[int(member.request_id)].num_prompt for member in plan.members
+        )
+        after = self._executor.free_at
+        ready = self._clock.now
         for stage, (free, end) in enumerate(zip(self._before, after, strict=True)):
             self.busy.append(Busy(stage, max(free, ready), end, requests, is_initiation))
             ready = end
@@ -69,17 +76,22 @@ def figure_8(effort: Effort) -> dict[str, Any]:
     gain: dict[str, dict[str, dict[str, float]]] = {}
     for workload, requests in workloads.items():
         for name, in_flight in PIPELINES.items():
-            rates = [_saturated(system, n_workers, requests) for n_workers, system in in_flight.items()]
+            rates = [
+                _saturated(system, n_workers, requests) for n_workers, system in in_flight.items()
+            ]
             numbers = [str(n_workers) for n_workers in in_flight]
             gains = [rate / rates[0] for rate in rates]
             gain.setdefault(workload, {})[name] = dict(zip(numbers, gains, strict=True))
-    return {"gain": gain, "drawn_seconds": [max(box.end for box in busy) for busy in stage_times().values()]}
+    return {
+        "gain": gain,
+        "drawn_seconds": [max(box.end for box in busy) for busy in stage_times().values()],
+    }
 
 
 def _saturated(system: System, n_workers: int, requests: Sequence[Lengths]) -> float:
     """Requests per second if all arrive at once."""
     place = Place(MODEL, n_workers=n_workers, token_budget=BUDGET)
-    return len(requests) / max(simulate(system, place, requests, [0.0] * len(requests)).ends)
+    return len(requests) / max(serve_system(system, place, requests, [0.0] * len(requests)).ends)
 
 
 def stage_times() -> dict[str, list[Busy]]:
@@ -93,7 +105,11 @@ def stage_times() -> dict[str, list[Busy]]:
         observer = StageObserver(simulation.executor, simulation.clock)
         with engine.observed_by(observer):
             for index, each in enumerate(SHORT):
-                engine.add_request(str(index), [1] * each.num_prompt, SamplingParams(each.max_tokens, ignore_eos=True))
+                engine.add_request(
+                    str(index),
+                    [1] * each.num_prompt,
+                    SamplingParams(each.max_tokens, ignore_eos=True),
+                )
             while engine.has_work:
                 engine.step()
         found[name] = observer.busy

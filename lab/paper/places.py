@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from lab.baselines import POLICIES, Policy, Setting
 from lab.paper.fits import FITTED, Fit
 from lab.paper.gpt import LONGEST, MODELS, Device, StageCost
-from lab.paper.runs import Drive, Lengths, RunResult, serve
+from lab.paper.runs import Lengths, RunResult, serve
 from lab.paper.systems import System
-from orca_jax.bench.feed import advance
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
-from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.tools.plan.accelerators import ACCELERATORS
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.errors import ConfigError
 
 PAGE_SIZE = 16
 FEWEST_SLOTS = 33  # of a request of the paper's workload
@@ -29,7 +29,8 @@ class Place:
     device: str = "a100-40"
     fit: Fit = FITTED
     slots: float = 1.0  # share of the slots that fit into the memory
-    n_workers: int | None = None  # None: one iteration for each stage; on a single stage those of the fit
+    # None: one iteration for each stage; on a single stage those of the fit
+    n_workers: int | None = None
     control: float = 0.0  # seconds of each stage to pass a plan on
     host: float = 0.0  # seconds of the host before each iteration
     token_budget: int = 512  # of `chunked`
@@ -86,22 +87,29 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
         ConfigError: the model does not fit, or the system's preallocation does not fit.
     """
     if not place.fits(system):
-        raise ConfigError(f"{system.name} is out of memory with {place.model} on {place.device}", param="systems")
-    policy, clock = POLICIES[system.kind], VirtualClock()
-    setting = Setting(system.max_bs, system.mbs, place.in_flight, place.num_stages, place.token_budget)
+        raise ConfigError(
+            f"{system.name} is out of memory with {place.model} on {place.device}", param="systems"
+        )
+    policy = POLICIES[system.kind]
+    clock = VirtualClock()
+    setting = Setting(
+        system.max_bs, system.mbs, place.in_flight, place.num_stages, place.token_budget
+    )
     scheduler = policy.make(setting)
     cost = policy.cost(cost_of(policy, place), setting, scheduler)
     executor = SimExecutor(cost, clock, lengths, num_stages=place.num_stages)
     n_slots = system.max_bs * LONGEST if policy.preallocates else place.num_slots
     rows = n_slots // FEWEST_SLOTS if policy.has_all_rows else system.max_bs * scheduler.n_workers
     kv = KVManager(
-        (-(-(n_slots + rows * (PAGE_SIZE - 1)) // PAGE_SIZE),),
+        (ceil_div(n_slots + rows * (PAGE_SIZE - 1), PAGE_SIZE),),
         PAGE_SIZE,
         rows,
         n_slots if scheduler.traits.has_reservations else None,
     )
     pool = RequestPool(kv, vocab_size=OTHER_ID + 1, max_model_len=LONGEST, eos_token_ids=(END_ID,))
-    engine = Engine(executor, scheduler, pool, clock=clock, check_in_interval=place.check_in_interval)
+    engine = Engine(
+        executor, scheduler, pool, clock=clock, check_in_interval=place.check_in_interval
+    )
     return Simulation(engine, executor, clock)
 
 
@@ -113,8 +121,13 @@ def cost_of(policy: Policy, place: Place) -> StageCost:
     return cost.slower(place.fit.ft_factor) if place.num_stages > 1 else cost
 
 
-def simulate(
-    system: System, place: Place, requests: Sequence[Lengths], arrivals: Sequence[float], *, has_gaps: bool = False
+def serve_system(
+    system: System,
+    place: Place,
+    requests: Sequence[Lengths],
+    arrivals: Sequence[float],
+    *,
+    has_gaps: bool = False,
 ) -> RunResult:
     """Serve all requests, and measure those after the warm-up.
 
@@ -122,8 +135,8 @@ def simulate(
         ConfigError: the model or the system does not fit into the memory.
     """
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
-    engine, executor, clock = vars(build(system, place, lengths)).values()
-    drive = Drive(engine, clock, partial(advance, clock), executor.wait_until)
+    built = build(system, place, lengths)
+    drive = Drive.in_virtual_time(built.engine, built.executor, built.clock)
     prompt = [1] * max([request.num_prompt for request in requests])
     prompts = [prompt[: request.num_prompt] for request in requests]
     return serve(drive, requests, prompts, arrivals, has_gaps=has_gaps)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lab.paper.curves import Point
-from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
+from orca_jax.helpers.reporting import new_figure, save_plot, use_plain_numbers
 from orca_jax.timeline.palette import curve_styles
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
@@ -29,12 +29,20 @@ def plot_curves(
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     for axes, (panel, systems) in zip(panels, curves.items(), strict=True):
         for name, style in curve_styles(systems).items():
-            points, known = systems[name], digitised.get(panel, {}).get(name, [])
+            points = systems[name]
+            known = digitised.get(panel, {}).get(name, [])
             if known:
-                axes.scatter(*zip(*known, strict=True), s=28, c=style.color, alpha=0.35, linewidths=0)
+                axes.scatter(
+                    *zip(*known, strict=True), s=28, c=style.color, alpha=0.35, linewidths=0
+                )
             axes.plot(*zip(*points, strict=True), style.dashes, color=style.color, marker=style.marker, markersize=3.5,
                       linewidth=1.2, label=name)  # fmt: skip
-        axes.set(title="" if is_single else panel, xlabel="throughput, requests/s", yscale="log", ylim=limits)
+        axes.set(
+            title="" if is_single else panel,
+            xlabel="throughput, requests/s",
+            yscale="log",
+            ylim=limits,
+        )
         use_plain_numbers(axes.yaxis)
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.25)
@@ -45,7 +53,10 @@ def plot_curves(
 
 
 def plot_batches(
-    path: str, sizes: Sequence[int], figures: Mapping[str, Mapping[str, Sequence[float | None]]], title: str = "Figure "
+    path: str,
+    sizes: Sequence[int],
+    figures: Mapping[str, Mapping[str, Sequence[float | None]]],
+    title: str = "Figure ",
 ) -> None:
     """Draw a panel per model or workload, named after `title`: the time of a batch over its size, as in Figure 9.
 
@@ -56,10 +67,20 @@ def plot_batches(
     panels = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, engines) in zip(panels, figures.items(), strict=True):
         for label, style in curve_styles(engines).items():
-            known = [(size, each) for size, each in zip(sizes, engines[label], strict=True) if each is not None]
+            known = [
+                (size, each)
+                for size, each in zip(sizes, engines[label], strict=True)
+                if each is not None
+            ]
             axes.plot(*zip(*known, strict=True), style.dashes, color=style.color, marker=style.marker, markersize=4,
                       linewidth=1.2, label=label)  # fmt: skip
-        axes.set(title=f"{title}{name}", xlabel="batch size", xscale="log", xticks=sizes, xticklabels=sizes)
+        axes.set(
+            title=f"{title}{name}",
+            xlabel="batch size",
+            xscale="log",
+            xticks=sizes,
+            xticklabels=sizes,
+        )
         axes.set_ylim(bottom=0)
         axes.minorticks_off()
         axes.grid(visible=True, alpha=0.25)

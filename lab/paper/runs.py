@@ -2,16 +2,14 @@
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from orca_jax.bench.feed import feed, in_order
-from orca_jax.engine import Engine
-from orca_jax.reporting import percentile
-from orca_jax.request import SamplingParams
-from orca_jax.step import Handle
+from orca_jax.helpers.reporting import percentile
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.values.request import SamplingParams
 
 WARM_UP = 0.1
 """The share of the requests, the first to arrive, that are served and not measured."""
@@ -49,7 +47,8 @@ def homogeneous(num_prompt: int, generated: int, count: int) -> list[Lengths]:
 def poisson(rate: float, count: int, seed: int) -> list[float]:
     """Arrivals. Those of two rates are equal but for the unit of time."""
     dice = random.Random(f"paper-arrivals-{seed}")
-    return [at / rate for at in accumulate(dice.expovariate(1.0) for _ in range(count))]
+    gaps = [dice.expovariate(1.0) for _ in range(count)]
+    return [at / rate for at in accumulate(gaps)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ class RunResult:
     """The measured requests of one run; times in seconds of the virtual clock."""
 
     begin: float  # the first measured arrival
-    throughput: float  # requests that ended per second, from the first measured arrival to the last one
+    # requests that ended per second, from the first measured arrival to the last one
+    throughput: float
     normalized: Sequence[float]  # latency by generated tokens
     first: Sequence[float]  # to the first token
     gaps: Sequence[float]  # between two tokens; empty without `has_gaps`
@@ -81,15 +81,6 @@ class RunResult:
         return found
 
 
-class Drive(NamedTuple):
-    """An engine with its clock, and with the ways to wait on it; `bench/feed.py` describes them."""
-
-    engine: Engine
-    clock: Callable[[], float]
-    wait_until: Callable[[float], None]
-    await_until: Callable[[Handle, float], bool]
-
-
 def serve(
     drive: Drive,
     requests: Sequence[Lengths],
@@ -103,27 +94,32 @@ def serve(
     A request arrives at its time, also if the engine takes it later. The clock is read once for the updates of an
     iteration.
     """
-    engine, clock = drive.engine, drive.clock
+    engine = drive.engine
+    clock = drive.clock
     ends = [0.0] * len(requests)
     firsts = [0.0] * len(requests)
     gaps: list[float] = []
     last: dict[str, float] = {}
 
-    def add(index: int) -> None:
+    def add(index: int, due: float) -> None:
         request = requests[index]
         params = SamplingParams(
-            request.max_tokens, temperature=0.0, ignore_eos=request.num_generated == request.max_tokens
+            request.max_tokens,
+            temperature=0.0,
+            ignore_eos=request.num_generated == request.max_tokens,
         )
         engine.add_request(str(index), prompts[index], params)
 
     num_warm = int(WARM_UP * len(requests))
-    for updates in feed(engine, in_order(arrivals), add, clock, drive.wait_until, drive.await_until):
+    for updates in drive.serve(arrivals, add):
         now = clock()
         for update in updates:
             assert update.error is None, update.error
             if has_gaps and int(update.request_id) >= num_warm and update.new_ids:
                 name = update.request_id
-                gaps += [now - last.get(name, now)] * (name in last) + [0.0] * (len(update.new_ids) - 1)
+                gaps += [now - last.get(name, now)] * (name in last) + [0.0] * (
+                    len(update.new_ids) - 1
+                )
                 last[name] = now
             if update.metrics is None:
                 continue
@@ -142,7 +138,8 @@ def _measured(
     gaps: Sequence[float],
     num_warm: int,
 ) -> RunResult:
-    begin, end = arrivals[num_warm], arrivals[-1]
+    begin = arrivals[num_warm]
+    end = arrivals[-1]
     measured = range(num_warm, len(requests))
     done = sum([begin <= at < end for at in ends])
     return RunResult(

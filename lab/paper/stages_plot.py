@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lab.paper.pipeline import Busy
-from orca_jax.reporting import new_figure, save_plot
+from orca_jax.helpers.reporting import new_figure, save_plot
 from orca_jax.timeline.palette import REQUESTS
 
 
@@ -24,10 +24,22 @@ def plot_stages(path: str, systems: Mapping[str, Sequence[Busy]]) -> None:
             if box.is_initiation:
                 letters = "\n".join(chr(ord("A") + number) for number in box.requests)
                 axes.text(
-                    box.start + width / 2, box.stage, letters, ha="center", va="center", fontsize=7, color="white"
+                    box.start + width / 2,
+                    box.stage,
+                    letters,
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white",
                 )
         stages = 1 + max(box.stage for box in boxes)
-        axes.set(title=title, yticks=range(stages), yticklabels=[f"stage {each + 1}" for each in range(stages)])
+        axes.set(
+            title=title,
+            yticks=range(stages),
+            yticklabels=[f"stage {each + 1}" for each in range(stages)],
+        )
         axes.invert_yaxis()
-    panels[-1].set_xlabel("seconds; dark, with the letters of the requests: prefill (initiation); pale: increments")
+    panels[-1].set_xlabel(
+        "seconds; dark, with the letters of the requests: prefill (initiation); pale: increments"
+    )
     save_plot(figure, path)

@@ -6,11 +6,32 @@ from dataclasses import dataclass
 from lab.baselines import POLICIES
 from lab.paper.curves import Point, throughput_at
 from lab.paper.effort import Effort
-from lab.paper.places import Place, simulate
+from lab.paper.places import Place, serve_system
 from lab.paper.runs import Lengths, paper_lengths, poisson
 from lab.paper.systems import System, parse_system
 
-LOADS = (0.02, 0.035, 0.055, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.92, 0.97, 1.02, 1.1, 1.3, 1.7)
+LOADS = (
+    0.02,
+    0.035,
+    0.055,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.86,
+    0.92,
+    0.97,
+    1.02,
+    1.1,
+    1.3,
+    1.7,
+)
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""
 QUIET = 0.5
 """Up to this load a third of the requests is enough, and at least `FEWEST`: latencies hardly vary."""
@@ -36,14 +57,17 @@ def curve(system: System, place: Place, requests: Sequence[Lengths], seed: int) 
     points = []
     for load in LOADS:
         some = requests[: max(FEWEST, len(requests) // 3)] if load <= QUIET else requests
-        points.append(Point(*simulate(system, place, some, poisson(load * top, len(some), seed)).point))
+        points.append(
+            Point(*serve_system(system, place, some, poisson(load * top, len(some), seed)).point)
+        )
     return Curve(top, tuple(points))
 
 
 def saturation(system: System, place: Place, requests: Sequence[Lengths]) -> float:
     """Requests per second with every request there from the start, without the first and the last tenth."""
-    ends = sorted(simulate(system, place, requests, [0.0] * len(requests)).ends)
-    first, last = len(ends) // 10, len(ends) - 1 - len(ends) // 10
+    ends = sorted(serve_system(system, place, requests, [0.0] * len(requests)).ends)
+    first = len(ends) // 10
+    last = len(ends) - 1 - len(ends) // 10
     if ends[last] == ends[first]:
         return len(ends) / ends[-1]
     return (last - first) / (ends[last] - ends[first])
@@ -65,6 +89,8 @@ def point_at(name: str, place: Place, effort: Effort, latency: float) -> Point:
     requests = paper_lengths(count, effort.seed)
 
     def run(rate: float) -> Point:
-        return Point(*simulate(system, place, requests, poisson(rate, count, effort.seed)).point)
+        return Point(
+            *serve_system(system, place, requests, poisson(rate, count, effort.seed)).point
+        )
 
     return throughput_at(latency, run, 1.1 * saturation(system, place, requests[: count // 3]))

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from lab.peers.registry import CLIENTS, PEERS, UNAVAILABLE, Peer
 from lab.peers.results import add, finish, new_results, print_results, save
 from lab.peers.served import run_online
 from lab.peers.side import Keep
-from orca_jax.bench.online.settings import read_limits
-from orca_jax.bench.workload.generate import add_workload_args
-from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import human_int
+from orca_jax.flags import add_number, human_int
+from orca_jax.tools.bench.online.settings import read_limits
+from orca_jax.tools.bench.workload.generate import add_workload_args
+from orca_jax.values.errors import ConfigError, OrcaError
 
 NOT_REPORTED = ("run", "command", "environment", "write", "save")
 
@@ -35,7 +36,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     add_workload_args(parser)
     parser.set_defaults(num_requests=32)
     names = (*PEERS, *UNAVAILABLE)
-    parser.add_argument("--peer", nargs="+", choices=("all", *names), default=["all"], help="engines (default: all)")
+    parser.add_argument(
+        "--peer", nargs="+", choices=("all", *names), default=["all"], help="engines (default: all)"
+    )
     parser.add_argument(
         "--environment", nargs="+", default=[], metavar="[NAME=]DIR",
         help="folders of the environments, made if they do not exist; NAME= may be left out for a single peer "
@@ -46,38 +49,60 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help="ways of running a single peer in passes; its server has one (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--model", default="preset:gpt2", metavar="MODEL", help="directory or preset (default: preset:gpt2)"
+        "--model",
+        default="preset:gpt2",
+        metavar="MODEL",
+        help="directory or preset (default: preset:gpt2)",
     )
     parser.add_argument(
         "--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"],
         help="types (default: both)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=int, nargs="+", metavar="N", help="numbers of processors (default: all processors)"
+        "--threads",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of processors (default: all processors)",
     )
     parser.add_argument(
-        "--max-num-seqs", type=human_int, default=64, metavar="N", help="requests in our batch (default: 64)"
+        "--max-num-seqs",
+        type=human_int,
+        default=64,
+        metavar="N",
+        help="requests in our batch (default: 64)",
     )
-    parser.add_argument("--peer-max-num-seqs", type=human_int, metavar="N", help="in a peer's (default: by the peer)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of workload and weights (default: 0)")
     parser.add_argument(
-        "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest start or pass (default: 1800)"
+        "--peer-max-num-seqs",
+        type=human_int,
+        metavar="N",
+        help="in a peer's (default: by the peer)",
     )
+    add_number(parser, "--seed", 0, "of workload and weights")
+    add_number(parser, "--timeout", 1800.0, "longest start or pass", metavar="SECONDS")
     _add_kinds(parser)
     _add_outputs(parser)
-    parser.add_argument("engine_flags", nargs="*", metavar="-- FLAG", help="further flags of our engine")
+    parser.add_argument(
+        "engine_flags", nargs="*", metavar="-- FLAG", help="further flags of our engine"
+    )
 
 
 def _add_kinds(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measurements")
-    group.add_argument("--offline", action="store_true", help="only passes over the workload, without servers")
-    group.add_argument("--online", action="store_true", help="only servers")
-    group.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each side (default: 3)")
-    group.add_argument("--online-rounds", type=int, default=1, metavar="N", help="visits to each server (default: 1)")
     group.add_argument(
-        "--load", type=float, nargs="*", default=[0.5, 0.8], metavar="X",
-        help="rates of arrival, as parts of our throughput in a burst (default: 0.5 0.8)",
-    )  # fmt: skip
+        "--offline", action="store_true", help="only passes over the workload, without servers"
+    )
+    group.add_argument("--online", action="store_true", help="only servers")
+    add_number(group, "--rounds", 3, "passes of each side")
+    add_number(group, "--online-rounds", 1, "visits to each server")
+    add_number(
+        group,
+        "--load",
+        [0.5, 0.8],
+        "rates of arrival, as parts of our throughput in a burst",
+        nargs="*",
+        metavar="X",
+    )
     group.add_argument(
         "--goodput", nargs="+", default=["ttft:2000", "tpot:200"], metavar="NAME:MS",
         help="limits of good requests, in milliseconds (default: ttft:2000 tpot:200)",
@@ -90,8 +115,12 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument("--save", metavar="FILE", help="add the results to the JSON of a file, after each setting")
-    group.add_argument("--write", metavar="DIR", help="only write the inputs of the programs: workload and model")
+    group.add_argument(
+        "--save", metavar="FILE", help="add the results to the JSON of a file, after each setting"
+    )
+    group.add_argument(
+        "--write", metavar="DIR", help="only write the inputs of the programs: workload and model"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -159,7 +188,8 @@ def _folders(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
     for text in args.environment:
         name, separator, folder = text.partition("=")
         if not separator and len(names) == 1:
-            name, folder = names[0], text
+            name = names[0]
+            folder = text
         if name not in (*PEERS, *CLIENTS) or not folder:
             known = ", ".join((*PEERS, *CLIENTS))
             message = f"environment {text!r} is not NAME=DIR with one of these names: {known}"
@@ -175,17 +205,26 @@ def _check(args: argparse.Namespace) -> list[str]:
         if getattr(args, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(args, name)}", param=name)
     if args.offline and args.online:
-        raise ConfigError("offline and online exclude each other; leave out both for all measurements", param="online")
+        raise ConfigError(
+            "offline and online exclude each other; leave out both for all measurements",
+            param="online",
+        )
     if any(not part > 0 for part in args.load):
         raise ConfigError(f"load must be above 0, got {args.load}", param="load")
     read_limits(args.goodput)
-    known = [mode for name in names if name in PEERS for mode in PEERS[name].modes]
+    known = list(chain.from_iterable(PEERS[name].modes for name in names if name in PEERS))
     for mode in args.modes or ():
         if mode not in known:
-            raise ConfigError(f"modes of {', '.join(names)} are {', '.join(known)}, got {mode!r}", param="modes")
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            raise ConfigError(
+                f"modes of {', '.join(names)} are {', '.join(known)}, got {mode!r}", param="modes"
+            )
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     args.threads = args.threads or [available]
     if not all(1 <= number <= available for number in args.threads):
-        message = f"threads must be from 1 to {available}, the available processors, got {args.threads}"
+        message = (
+            f"threads must be from 1 to {available}, the available processors, got {args.threads}"
+        )
         raise ConfigError(message, param="threads")
     return names

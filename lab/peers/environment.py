@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from lab.peers.registry import TORCH, Peer
-from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.values.errors import ConfigError, OrcaError
 
 _INCOMPLETE = ".orca-jax-incomplete"  # a file in an environment until all packages are there
 _TREE = Path(__file__).parents[2]
@@ -35,7 +36,9 @@ def default_folder(name: str) -> Path:
     try:
         return Path.home() / ".cache" / "orca-jax" / "peers" / name
     except RuntimeError:
-        message = f"environment is missing, and there is no home directory for a default; give {name}=DIR"
+        message = (
+            f"environment is missing, and there is no home directory for a default; give {name}=DIR"
+        )
         raise ConfigError(message, param="environment") from None
 
 
@@ -61,16 +64,21 @@ def prepare_environment(peer: Peer, folder: Path) -> Path:
         ConfigError: the folder is not an environment, or no suitable Python is installed.
         OrcaError: the packages cannot be installed.
     """
-    python, incomplete = folder / "bin" / "python", folder / _INCOMPLETE
+    python = folder / "bin" / "python"
+    incomplete = folder / _INCOMPLETE
     if incomplete.exists():  # an earlier run was killed
         shutil.rmtree(folder)
     if python.exists():
         _build(peer, folder, python)
         return python.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        message = f"{folder} is not an environment of Python: {python} is missing; give another folder"
+        message = (
+            f"{folder} is not an environment of Python: {python} is missing; give another folder"
+        )
         raise ConfigError(message, param="environment")
-    base = next((found for name in peer.pythons if (found := shutil.which(name)) and _runs(found)), None)
+    base = next(
+        (found for name in peer.pythons if (found := shutil.which(name)) and _runs(found)), None
+    )
     if base is None:
         wanted = " or ".join(peer.pythons)
         message = f"{wanted} is not on the PATH or does not run, and the packages of this peer need it; install it"
@@ -112,7 +120,8 @@ def intel_openmp(folder: Path) -> Path | None:
         "lib/python3*/site-packages/*/libiomp5.so",
         "lib/python3*/site-packages/*/*/libiomp5.so",
     )
-    return next((path.absolute() for pattern in places for path in sorted(folder.glob(pattern))), None)
+    found = chain.from_iterable(sorted(folder.glob(pattern)) for pattern in places)
+    return next((path.absolute() for path in found), None)
 
 
 def _run(command: Sequence[str]) -> None:

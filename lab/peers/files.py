@@ -28,15 +28,18 @@ from lab.peers.random_file import OTHERS, TYPES, random_file
 from lab.peers.registry import PEERS
 from lab.peers.results import machine, read_saved, save, stamp_of_now, without_places
 from lab.peers.side import Side
-from orca_jax.bench.online.closed_loop import Stream, read_stream
-from orca_jax.bench.online.exchange import exchange
-from orca_jax.bench.online.prompts import WORDS, RequestForm
-from orca_jax.bench.online.server import PATHS, address_of
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import hardware, print_table
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.tools.bench.online.closed_loop import Stream, read_stream
+from orca_jax.tools.bench.online.exchange import exchange
+from orca_jax.tools.bench.online.prompts import WORDS, RequestForm
+from orca_jax.tools.bench.online.server import PATHS, address_of
+from orca_jax.values.errors import ConfigError
 
 SHORT = 16  # tokens of the prompts of streams
-FIRST_WORDS, NEW_WORDS, ANSWER = 280, 18, 40  # words of turns; tokens of an answer
+FIRST_WORDS = 280
+NEW_WORDS = 18  # of a later turn
+ANSWER = 40  # tokens
 LOWEST_ID = 256  # of random prompts: below are single bytes
 SLOTS, MOST_PROMPT = 32, 16_384
 _TIMEOUT = 1800.0  # seconds, of a start and of a request
@@ -51,20 +54,16 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help=f"GGUF files; types of a random Llama of 594 million parameters; or {', '.join(OTHERS)} (default: "
         f"{' '.join(TYPES)})",
     )  # fmt: skip
-    parser.add_argument(
-        "--streams", type=int, nargs="*", default=[1, 8, 32], metavar="N",
-        help=f"requests that generate at once, at most {SLOTS} (default: 1 8 32)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prompts", type=int, nargs="*", default=[512, 4096], metavar="N", help="tokens of prompts (default: 512 4096)"
-    )
-    parser.add_argument(
-        "--turns", type=int, default=8, metavar="N", help="turns of a chat with files of words; 0: none (default: 8)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each server (default: 3)")
-    parser.add_argument("--num-output", type=int, default=96, metavar="N", help="tokens of a stream (default: 96)")
+    meaning = f"requests that generate at once, at most {SLOTS}"
+    add_number(parser, "--streams", [1, 8, 32], meaning, nargs="*")
+    add_number(parser, "--prompts", [512, 4096], "tokens of prompts", nargs="*")
+    add_number(parser, "--turns", 8, "turns of a chat with files of words; 0: none")
+    add_number(parser, "--rounds", 3, "rounds of each server")
+    add_number(parser, "--num-output", 96, "tokens of a stream")
     parser.add_argument("--save", metavar="FILE", help="add the results to the JSON of a file")
-    parser.add_argument("engine_flags", nargs="*", metavar="-- FLAG", help="further flags of our engine")
+    parser.add_argument(
+        "engine_flags", nargs="*", metavar="-- FLAG", help="further flags of our engine"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -76,13 +75,15 @@ def run(args: argparse.Namespace) -> None:
     """
     _check(args)
     results: dict[str, Any] = {"files": {}} | read_saved(args.save, ("files",), ("files",))
-    peer, folder = PEERS["llama.cpp"], default_folder("llama.cpp")
+    peer = PEERS["llama.cpp"]
+    folder = default_folder("llama.cpp")
     environment = Environment("llama.cpp", peer, folder, prepare_environment(peer, folder))
     for word in args.files:
         path = Path(word)
         if word in (*TYPES, *OTHERS):
             path = random_file(word, folder.parent / "files", folder / "bin" / "llama-quantize")
-        turns = 0 if word in (*TYPES, *OTHERS) else args.turns  # the text of random models has no words
+        # the text of random models has no words
+        turns = 0 if word in (*TYPES, *OTHERS) else args.turns
         figures, sides = _pair(args, path, environment, turns)
         results |= {"hardware": machine(), "sides": without_places(sides)}
         name = " ".join((path.stem, *args.engine_flags))
@@ -96,14 +97,19 @@ def run(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     for name, least in {"rounds": 1, "num_output": 2}.items():
         if getattr(args, name) < least:
-            raise ConfigError(f"{name} must be at least {least}, got {getattr(args, name)}", param=name)
+            raise ConfigError(
+                f"{name} must be at least {least}, got {getattr(args, name)}", param=name
+            )
     for name, most in {"streams": SLOTS, "prompts": MOST_PROMPT}.items():
         if not all(1 <= number <= most for number in getattr(args, name)):
-            raise ConfigError(f"{name} must be from 1 to {most}, got {getattr(args, name)}", param=name)
+            raise ConfigError(
+                f"{name} must be from 1 to {most}, got {getattr(args, name)}", param=name
+            )
     for word in args.files:
         if word not in (*TYPES, *OTHERS) and not Path(word).is_file():
             raise ConfigError(
-                f"files: {word!r} is not a GGUF file or one of {', '.join((*TYPES, *OTHERS))}", param="files"
+                f"files: {word!r} is not a GGUF file or one of {', '.join((*TYPES, *OTHERS))}",
+                param="files",
             )
 
 
@@ -118,7 +124,12 @@ def _pair(
         *(sys.executable, "-m", "lab.peers.own_server", *common, "--served-model-name", "model"),
         *("--enable-prefix-caching", *flags, *args.engine_flags),
     ]
-    theirs = [*environment.command(environment.peer.server, 2), *common, "--context", str(SLOTS * 512 + length)]
+    theirs = [
+        *environment.command(environment.peer.server, 2),
+        *common,
+        "--context",
+        str(SLOTS * 512 + length),
+    ]
     found: dict[str, list[Figures]] = {"own": [], "peer": []}
     begin = time.monotonic()
     with Side("the server of orca-jax", own, _TIMEOUT) as first:
@@ -126,7 +137,8 @@ def _pair(
         own_start = time.monotonic() - begin
         begin = time.monotonic()
         with Side("the server of llama.cpp", theirs, _TIMEOUT) as second:
-            about_peer, peer_start = second.about(), time.monotonic() - begin
+            about_peer = second.about()
+            peer_start = time.monotonic() - begin
             urls["peer"] = about_peer["url"]
             for number in range(args.rounds):
                 for name in ("own", "peer") if number % 2 == 0 else ("peer", "own"):
@@ -134,8 +146,14 @@ def _pair(
                     print(f"{path.stem} {name}: {found[name][-1]}", file=sys.stderr)
     figures = {"start_s": [own_start, peer_start], "read_gb_per_s": read_rate(), "rounds": found}
     sides = {
-        "llama.cpp": {"versions": {"llama.cpp": about_peer["version"]}, "config": {"flags": about_peer["flags"]}},
-        "own": {"hardware": hardware(), "config": {"flags": ["--max-num-seqs", str(SLOTS), *flags]}},
+        "llama.cpp": {
+            "versions": {"llama.cpp": about_peer["version"]},
+            "config": {"flags": about_peer["flags"]},
+        },
+        "own": {
+            "hardware": hardware(),
+            "config": {"flags": ["--max-num-seqs", str(SLOTS), *flags]},
+        },
     }
     return {**figures, "ratios": ratios_of(found)}, sides
 
@@ -144,7 +162,9 @@ def ratios_of(found: Mapping[str, Sequence[Figures]]) -> dict[str, list[float]]:
     """Return least, median and most of ours to the peer's for each figure, as speeds: above 1 ours is the faster."""
     ratios = {}
     for name in found["own"][0]:
-        pairs = [own[name] / peer[name] for own, peer in zip(found["own"], found["peer"], strict=True)]
+        pairs = [
+            own[name] / peer[name] for own, peer in zip(found["own"], found["peer"], strict=True)
+        ]
         speeds = [1 / ratio for ratio in pairs] if name.endswith("_ms") else pairs
         ratios[name] = [min(speeds), statistics.median(speeds), max(speeds)]
     return ratios
@@ -168,7 +188,9 @@ def measure_round(url: str, args: argparse.Namespace, turns: int, seed: int) -> 
     figures = {}
     for number in args.streams:
         streams = client.ask([ids(SHORT) for _ in range(number)], args.num_output)
-        figures[f"streams_{number}"] = sum((args.num_output - 1) / (one.times[-1] - one.times[0]) for one in streams)
+        figures[f"streams_{number}"] = sum(
+            (args.num_output - 1) / (one.times[-1] - one.times[0]) for one in streams
+        )
     for number in args.prompts:
         begin = time.monotonic()
         (one,) = client.ask([ids(number)], 2)
@@ -180,7 +202,8 @@ def measure_round(url: str, args: argparse.Namespace, turns: int, seed: int) -> 
 
 def _turns(client: "_Client", source: random.Random, number: int) -> float:
     """Return the median seconds to the first token of the turns after the first."""
-    text, times = " ".join(source.choices(WORDS, k=FIRST_WORDS)), []
+    text = " ".join(source.choices(WORDS, k=FIRST_WORDS))
+    times = []
     for _ in range(number):
         begin = time.monotonic()
         (one,) = client.ask([text], ANSWER)
@@ -201,7 +224,10 @@ class _Client:
         forms = [dataclasses.replace(self._form, extra={"prompt": prompt}) for prompt in prompts]
 
         async def load() -> list[Stream]:
-            sent = [exchange(self._address, form.encode((), num_output), time.monotonic(), _TIMEOUT) for form in forms]
+            sent = [
+                exchange(self._address, form.encode((), num_output), time.monotonic(), _TIMEOUT)
+                for form in forms
+            ]
             return [read_stream(call) for call in await asyncio.gather(*sent)]
 
         return asyncio.run(load())

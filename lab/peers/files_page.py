@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from lab.peers.files import shown_ratio
 from lab.peers.page import processor, side_line
 from lab.real.page import table
 
-MEASURED = sorted((Path(__file__).resolve().parents[2] / "docs" / "measured").glob("peers-files*.json"))
+MEASURED = sorted(
+    (Path(__file__).resolve().parents[2] / "docs" / "measured").glob("peers-files*.json")
+)
 """One file for each processor."""
 _TEXT = """
 ## llama.cpp on the same files
@@ -34,18 +37,25 @@ bits. Flags beside a file are ours.
 
 def block() -> str:
     """Return the text of the results of all processors."""
-    return _TEXT + "".join(section(json.loads(path.read_text(encoding="utf-8"))) for path in MEASURED)
+    return _TEXT + "".join(
+        section(json.loads(path.read_text(encoding="utf-8"))) for path in MEASURED
+    )
 
 
 def section(results: Mapping[str, Any]) -> str:
     """Return the table of one processor."""
-    names = list(dict.fromkeys(name for one in results["files"].values() for name in one["ratios"]))
+    ratios = [one["ratios"] for one in results["files"].values()]
+    names = list(dict.fromkeys(chain.from_iterable(ratios)))
     head = ["file", *(name.removesuffix("_ms").replace("_", " ") for name in names)]
     head += ["ready, s", "memory read, GB/s", "measured"]
     rows = []
     for file, one in results["files"].items():
         own, peer = one["start_s"]
-        end = [f"{own:.0f} and {peer:.1f}", f"{one['read_gb_per_s']:.0f}", f"{one['date']} at {one['commit']}"]
+        end = [
+            f"{own:.0f} and {peer:.1f}",
+            f"{one['read_gb_per_s']:.0f}",
+            f"{one['date']} at {one['commit']}",
+        ]
         rows.append([file, *(_cell(one, name) for name in names), *end])
     sides = "".join(side_line(name, side) for name, side in sorted(results["sides"].items()))
     return f"\n{processor(results)}:\n\n{table(head, rows)}\n{sides}"
@@ -54,6 +64,7 @@ def section(results: Mapping[str, Any]) -> str:
 def _cell(one: Mapping[str, Any], name: str) -> str:
     if name not in one["ratios"]:
         return ""
-    own, peer = (statistics.median(each[name] for each in one["rounds"][side]) for side in ("own", "peer"))
+    own = statistics.median(each[name] for each in one["rounds"]["own"])
+    peer = statistics.median(each[name] for each in one["rounds"]["peer"])
     digits = 0 if min(own, peer) >= 100 else 1
     return f"{own:.{digits}f}, {peer:.{digits}f}: **{shown_ratio(one['ratios'][name]).replace(' ', '** ', 1)}"

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.peers.tokenizer import write_tokenizer
-from orca_jax.bench.workload.generate import WorkloadRequest, workload_from_args, workload_settings
-from orca_jax.bundled import is_preset, model_directory
-from orca_jax.config import ModelConfig
+from orca_jax.helpers.bundled import is_preset, model_directory
 from orca_jax.model.describe import preset_values, read_model_config
 from orca_jax.model.families import FAMILIES
+from orca_jax.tools.bench.workload.generate import (
+    WorkloadRequest,
+    workload_from_args,
+    workload_settings,
+)
+from orca_jax.values.config import ModelConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,16 +37,25 @@ class Inputs:
 def write_inputs(args: argparse.Namespace, folder: Path) -> Inputs:
     """Write the workload and the model that the flags describe into a folder. Raises ConfigError."""
     model = read_model_config(args.model)
-    workload = workload_from_args(args, vocab_size=model.vocab_size, max_model_len=model.max_positions, rate=None)
+    workload = workload_from_args(
+        args, vocab_size=model.vocab_size, max_model_len=model.max_positions, rate=None
+    )
     path = folder / WORKLOAD_FILE
-    write_workload(path, workload, {**workload_settings(args), "model": args.model, "seed": args.seed})
-    return Inputs(path.absolute(), model_for_peers(args.model, args.seed, folder / "model"), model.vocab_size)
+    write_workload(
+        path, workload, {**workload_settings(args), "model": args.model, "seed": args.seed}
+    )
+    return Inputs(
+        path.absolute(), model_for_peers(args.model, args.seed, folder / "model"), model.vocab_size
+    )
 
 
-def write_workload(path: Path, workload: Sequence[WorkloadRequest], settings: dict[str, Any]) -> None:
+def write_workload(
+    path: Path, workload: Sequence[WorkloadRequest], settings: dict[str, Any]
+) -> None:
     """Write a workload: its settings, and for each request the arrival in seconds, the ids and the output tokens."""
     requests = [
-        {"arrival": one.arrival, "prompt_ids": list(one.prompt_ids), "num_output": one.num_output} for one in workload
+        {"arrival": one.arrival, "prompt_ids": list(one.prompt_ids), "num_output": one.num_output}
+        for one in workload
     ]
     path.write_text(json.dumps({"settings": settings, "requests": requests}), encoding="utf-8")
 
@@ -50,7 +63,10 @@ def write_workload(path: Path, workload: Sequence[WorkloadRequest], settings: di
 def read_workload(path: Path) -> list[WorkloadRequest]:
     """Read what `write_workload` wrote."""
     requests = json.loads(path.read_text(encoding="utf-8"))["requests"]
-    return [WorkloadRequest(one["arrival"], tuple(one["prompt_ids"]), one["num_output"]) for one in requests]
+    return [
+        WorkloadRequest(one["arrival"], tuple(one["prompt_ids"]), one["num_output"])
+        for one in requests
+    ]
 
 
 def model_for_peers(model: str, seed: int, folder: Path) -> Path:
@@ -68,12 +84,19 @@ def model_for_peers(model: str, seed: int, folder: Path) -> Path:
     if path is not None and any(path.glob("*.safetensors")):
         return path
     config = read_model_config(model)
-    hf = preset_values(model) if path is None else json.loads((path / "config.json").read_text(encoding="utf-8"))
+    hf = (
+        preset_values(model)
+        if path is None
+        else json.loads((path / "config.json").read_text(encoding="utf-8"))
+    )
     import numpy as np  # help comes without it
     from safetensors.numpy import save_file
 
-    random, family = np.random.default_rng(seed), FAMILIES[config.family]
-    weights = {name: _values(name, shape, random) for name, shape in checkpoint_shapes(config).items()}
+    random = np.random.default_rng(seed)
+    family = FAMILIES[config.family]
+    weights = {
+        name: _values(name, shape, random) for name, shape in checkpoint_shapes(config).items()
+    }
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     described = {**hf, "architectures": [family.architectures[0]]}
@@ -103,14 +126,18 @@ def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     family = FAMILIES[config.family]
     _, state = abstract_decoder(config, "float32", AbstractMesh((1,), (TENSOR_AXIS,)))
-    parameters, shapes = stored_shapes(state, config), dict[str, tuple[int, ...]]()
+    parameters = stored_shapes(state, config)
+    shapes = dict[str, tuple[int, ...]]()
     for weight in family.weights(config):
         name = f"{family.prefixes[0] if weight.prefixed else ''}{weight.key}"
-        shape, count = tensor_shape(weight, parameters[weight.path]), 1
+        shape = tensor_shape(weight, parameters[weight.path])
+        count = 1
         if weight.is_of_experts and config.experts is not None:
             count = config.experts.count
         if name.endswith(OF_EXPERT):  # one tensor for all experts of a layer
-            name, shape, count = name.removesuffix(OF_EXPERT), (count, *shape), 1
+            name = name.removesuffix(OF_EXPERT)
+            shape = (count, *shape)
+            count = 1
         for layer in layers_of(weight.path, config) if weight.stacked else (0,):
             shapes |= {name.format(layer=layer, expert=expert): shape for expert in range(count)}
     return shapes

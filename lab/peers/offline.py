@@ -10,7 +10,7 @@ from typing import Any
 from lab.peers.environment import Environment
 from lab.peers.inputs import Inputs
 from lab.peers.side import Keep, Side
-from orca_jax.errors import OrcaError
+from orca_jax.values.errors import OrcaError
 
 RATE = "output_tokens_per_s"
 
@@ -81,7 +81,9 @@ def run_offline(
                             keep({"unavailable": {environment.name: str(error)}})
 
 
-def _pairs(args: argparse.Namespace, inputs: Inputs, environment: Environment, own: Side, name: str) -> dict[str, Any]:
+def _pairs(
+    args: argparse.Namespace, inputs: Inputs, environment: Environment, own: Side, name: str
+) -> dict[str, Any]:
     _, dtype, mode, threads = name.split("/")
     command = [
         *environment.command(environment.peer.program, int(threads)),
@@ -100,6 +102,15 @@ def own_command(args: argparse.Namespace, inputs: Inputs, dtype: str, threads: i
     """Return the command of our side."""
     return [
         *(sys.executable, "-m", "lab.peers.own", "--workload", str(inputs.workload)),
-        *("--model", str(inputs.model), "--tokenizer", "byte", "--dtype", dtype, "--threads", str(threads)),
+        *(
+            "--model",
+            str(inputs.model),
+            "--tokenizer",
+            "byte",
+            "--dtype",
+            dtype,
+            "--threads",
+            str(threads),
+        ),
         *("--max-num-seqs", str(args.max_num_seqs), "--seed", str(args.seed), *args.engine_flags),
     ]

@@ -15,17 +15,19 @@ from lab.peers.inputs import read_workload
 from lab.peers.side import PREFIX
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import run_workload, summarize, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware
+from orca_jax.helpers.reporting import hardware
+from orca_jax.tools.bench.measure import run_workload, summarize, warm_up
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.errors import OrcaError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the model, and run a pass for each line of standard input."""
     parser = FlagParser(prog="python -m lab.peers.own", description=__doc__)
-    parser.add_argument("--workload", required=True, metavar="FILE", help="workload.json of --write")
+    parser.add_argument(
+        "--workload", required=True, metavar="FILE", help="workload.json of --write"
+    )
     parser.add_argument("--threads", type=int, required=True, metavar="N", help="processors to use")
     # All passes have the same prompts, so with prefix caching later ones would find most of them in the cache.
     add_engine_args(parser, enable_prefix_caching=False, progress=False)
@@ -45,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_passes(
-    built: Built, workload: Sequence[WorkloadRequest], about: dict[str, Any], requests: Iterable[str], out: TextIO
+    built: Built,
+    workload: Sequence[WorkloadRequest],
+    about: dict[str, Any],
+    requests: Iterable[str],
+    out: TextIO,
 ) -> None:
     """Warm up, then run a pass for each line of `requests`; each message is one line of `out`."""
     warm_up(built.engine, workload)

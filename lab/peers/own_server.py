@@ -34,8 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            url = next((found[0] for line in process.stdout if (found := re.search(r"http://[\w.:]+", line))), None)
-            threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the server
+            url = next(
+                (
+                    found[0]
+                    for line in process.stdout
+                    if (found := re.search(r"http://[\w.:]+", line))
+                ),
+                None,
+            )
+            # a full pipe would stop the server
+            threading.Thread(target=process.stdout.read, daemon=True).start()
             if url is None or not _is_ready(url, process):
                 return process.wait() or 1
             at = flags.index("--model") if "--model" in flags else len(flags)

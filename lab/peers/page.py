@@ -64,14 +64,23 @@ _OUTSIDE = (
 
 def block() -> str:
     """Return the text of the page of `docs/measured/peers.json`, and of the files beside it."""
-    files = [file for name in SHAPES for file in sorted(MEASURED.parent.glob(f"peers-{name}-*.json"))]
-    results, *shapes = (json.loads(file.read_text(encoding="utf-8")) for file in (MEASURED, *files))
+    files = [MEASURED]
+    for name in SHAPES:
+        files += sorted(MEASURED.parent.glob(f"peers-{name}-*.json"))
+    results, *shapes = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     return page(results, shapes)
 
 
 def page(results: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the text of the page; `shapes` are the results of hybrids and mixtures."""
-    parts = [_HEAD, _machine(results), *_offline(results), *_online(results), *_clients(results), *_missing(results)]
+    parts = [
+        _HEAD,
+        _machine(results),
+        *_offline(results),
+        *_online(results),
+        *_clients(results),
+        *_missing(results),
+    ]
     return "".join([*parts, *_versions(results), *_shapes(shapes), _MAKE])
 
 
@@ -98,7 +107,12 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
         config = results["config"]
         for name, one in sorted(results["settings"].items()):
             peer, dtype, mode, _ = _cells(name)
-            model = [Path(config["model"]).name, str(config["max_num_seqs"]), f"{peer}, {mode}", dtype]
+            model = [
+                Path(config["model"]).name,
+                str(config["max_num_seqs"]),
+                f"{peer}, {mode}",
+                dtype,
+            ]
             rows.append([*model, *_pairs(one)])
     yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
     yield f"\n{processor(shapes[0])}; --trace {shapes[0]['config']['trace']}.\n\n"
@@ -129,17 +143,24 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
         f"parts of our server's rate in the burst. Good requests are within {limits} (milliseconds). There is a "
         "ratio if both were measured together.\n\n"
     )
-    latency, throughput = latency_ratios(results), ratios(results)
+    latency = latency_ratios(results)
+    throughput = ratios(results)
     rows = []
     for name, loads in sorted(results["online"].items()):
         for load, one in loads.items():
             if not isinstance(one, dict):
                 continue
-            ratio = throughput.get(f"{name}/online") if load == "burst" else latency.get(f"{name}/{load}")
+            ratio = (
+                throughput.get(f"{name}/online")
+                if load == "burst"
+                else latency.get(f"{name}/{load}")
+            )
             kind = "throughput" if load == "burst" else "latency"
             shown = "" if ratio is None else f"**{ratio:.2f}** ({kind})"
             rate = "" if one["request_rate"] is None else f", {one['request_rate']:g} requests/s"
-            rows.append([*_cells(name), f"{load}{rate}", *_numbers(one, _ONLINE), shown, _stamp(loads)])
+            rows.append(
+                [*_cells(name), f"{load}{rate}", *_numbers(one, _ONLINE), shown, _stamp(loads)]
+            )
     figures = [title for _, title, _ in _ONLINE]
     titles = ["server", "type", "mode", "threads", "load", *figures, "ours to theirs", "measured"]
     yield _table(titles, rows)
@@ -153,13 +174,17 @@ def _clients(results: Mapping[str, Any]) -> Iterable[str]:
     for name, one in sorted(results["clients"].items()):
         client, _, server = name.partition("/")
         rows.append([client, *_cells(server), *_numbers(one, _OUTSIDE)])
-    yield _table(["client", "server", "type", "mode", "threads", *(title for _, title, _ in _OUTSIDE)], rows)
+    yield _table(
+        ["client", "server", "type", "mode", "threads", *(title for _, title, _ in _OUTSIDE)], rows
+    )
 
 
 def _missing(results: Mapping[str, Any]) -> Iterable[str]:
     if results["unavailable"]:
         yield "\n## Not available\n\n"
-        yield "".join(f"- {name}: {reason}\n" for name, reason in sorted(results["unavailable"].items()))
+        yield "".join(
+            f"- {name}: {reason}\n" for name, reason in sorted(results["unavailable"].items())
+        )
 
 
 def _versions(results: Mapping[str, Any]) -> Iterable[str]:
@@ -183,7 +208,9 @@ def _cells(name: str) -> list[str]:
 
 
 def _numbers(one: Mapping[str, Any], columns: Sequence[tuple[str, str, int]]) -> list[str]:
-    return ["-" if one.get(name) is None else f"{one[name]:,.{digits}f}" for name, _, digits in columns]
+    return [
+        "-" if one.get(name) is None else f"{one[name]:,.{digits}f}" for name, _, digits in columns
+    ]
 
 
 def _stamp(one: Mapping[str, Any]) -> str:

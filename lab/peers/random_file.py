@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.peers.tokenizer import tokens_and_merges
-from orca_jax.errors import OrcaError
+from orca_jax.values.errors import OrcaError
 
 TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
 
@@ -46,12 +46,17 @@ def random_file(kind: str, folder: Path, quantise: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if kind in OTHERS:
         return _written(folder / f"llama-{kind}.gguf", OTHERS[kind], "Q4_0")
-    plain, path = _written(folder / "llama-594M-BF16.gguf", SMALL, "BF16"), folder / f"llama-594M-{kind}.gguf"
+    plain = _written(folder / "llama-594M-BF16.gguf", SMALL, "BF16")
+    path = folder / f"llama-594M-{kind}.gguf"
     if not path.exists():
-        done = subprocess.run([quantise, plain, path, kind], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [quantise, plain, path, kind], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             path.unlink(missing_ok=True)
-            raise OrcaError(f"llama-quantize ended with code {done.returncode}: {done.stderr[-300:]}")
+            raise OrcaError(
+                f"llama-quantize ended with code {done.returncode}: {done.stderr[-300:]}"
+            )
     return path
 
 
@@ -68,7 +73,8 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     import gguf  # help comes without both
     import numpy as np
 
-    width, head_dim = model.width, model.width // model.heads
+    width = model.width
+    head_dim = model.width // model.heads
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(model.layers)
     writer.add_context_length(model.positions)
@@ -89,20 +95,29 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_token_types([gguf.TokenType.NORMAL] * model.vocabulary)
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_eos_token_id(model.vocabulary - 1)
-    random, stored = np.random.default_rng(_SEED), gguf.GGMLQuantizationType[kind]
-    kv, inner = model.kv_heads * head_dim, model.inner
+    random = np.random.default_rng(_SEED)
+    stored = gguf.GGMLQuantizationType[kind]
+    kv = model.kv_heads * head_dim
+    inner = model.inner
     layer: dict[str, tuple[int, ...]] = {
         "attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width),
         "attn_norm": (width,), "ffn_norm": (width,),
     }  # fmt: skip
-    mlp: dict[str, tuple[int, ...]] = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    mlp: dict[str, tuple[int, ...]] = {
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }
     if model.experts:
         mlp = {f"{name}_exps": (model.experts, *shape) for name, shape in mlp.items()}
         mlp["ffn_gate_inp"] = (model.experts, width)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocabulary, width), "output_norm": (width,)}
-    shapes |= {
-        f"blk.{number}.{name}": shape for number in range(model.layers) for name, shape in {**layer, **mlp}.items()
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (model.vocabulary, width),
+        "output_norm": (width,),
     }
+    block = {**layer, **mlp}
+    for number in range(model.layers):
+        shapes |= {f"blk.{number}.{name}": shape for name, shape in block.items()}
 
     def values(shape: tuple[int, ...]) -> np.ndarray:
         if kind == "BF16":
@@ -110,14 +125,17 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
             return gguf.quants.quantize(drawn, stored)
         *rows, columns = shape
         blocks = random.integers(0, 256, (*rows, columns // 32, 18), np.uint8)
-        blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)  # of numbers from -8 to 7
+        # of numbers from -8 to 7
+        blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)
         return blocks.reshape(*rows, -1)
 
     for name, shape in shapes.items():
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
         elif name.endswith("ffn_gate_inp"):
-            writer.add_tensor(f"{name}.weight", random.standard_normal(shape, np.float32) / np.float32(width**0.5))
+            writer.add_tensor(
+                f"{name}.weight", random.standard_normal(shape, np.float32) / np.float32(width**0.5)
+            )
         else:
             writer.add_tensor(f"{name}.weight", values(shape), raw_dtype=stored)
     writer.write_header_to_file()

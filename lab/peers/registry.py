@@ -37,7 +37,8 @@ class Peer:
     max_num_seqs: int = 64
 
 
-TORCH = "torch==2.13.0"  # an index with builds for CPUs, given to pip by PIP_EXTRA_INDEX_URL, saves gigabytes
+# an index with builds for CPUs, given to pip by PIP_EXTRA_INDEX_URL, saves gigabytes
+TORCH = "torch==2.13.0"
 
 PEERS: Mapping[str, Peer] = {
     "vllm": Peer(
@@ -79,7 +80,11 @@ PEERS: Mapping[str, Peer] = {
 
 CLIENTS: Mapping[str, Peer] = {
     "inference-perf": Peer(
-        "inference_perf.py", (), ("python3.12", "python3.13"), ("inference-perf==0.7.0",), needs_torch=False
+        "inference_perf.py",
+        (),
+        ("python3.12", "python3.13"),
+        ("inference-perf==0.7.0",),
+        needs_torch=False,
     )
 }
 """Programs that measure a server. They are run after our own client if `--clients` names them."""

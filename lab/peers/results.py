@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.served import OWN
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.processor import cpu_flags, cpu_name
-from orca_jax.reporting import print_table, write_file
+from orca_jax.helpers.processor import cpu_flags, cpu_name
+from orca_jax.helpers.reporting import print_table, write_file
+from orca_jax.values.errors import ConfigError, reason_of
 
 _URL = re.compile(r"\w+://[^\s'\"]+")
 _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)*")
@@ -46,7 +46,9 @@ def read_saved(path: str | None, needed: Collection[str], objects: Collection[st
         found = None
     is_whole = isinstance(found, dict) and found.keys() >= set(needed)
     if not is_whole or not all(isinstance(found.get(name, {}), dict) for name in objects):
-        raise ConfigError(f"save {path!r} has no results of this command; give another file", param="save")
+        raise ConfigError(
+            f"save {path!r} has no results of this command; give another file", param="save"
+        )
     whole: Results = found
     return whole
 
@@ -63,7 +65,9 @@ def add(results: Results, part: Mapping[str, Any], num_requests: int) -> None:
             results[section][name] = {**entry, **stamp} if is_measured else without_places(entry)
             if is_measured:
                 peer = name.split("/")[0]
-                results["unavailable"].pop(peer if section == "settings" else f"{peer} (server)", None)
+                results["unavailable"].pop(
+                    peer if section == "settings" else f"{peer} (server)", None
+                )
 
 
 def stamp_of_now() -> dict[str, str | None]:
@@ -100,10 +104,15 @@ def ratios(results: Mapping[str, Any]) -> dict[str, float]:
 
 def latency_ratios(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the median normalised latency of our server to that of each peer's, for each load."""
-    return {f"{name}/{load}": own[LATENCY] / peer[LATENCY] for name, load, own, peer in _beside_ours(results)}
+    return {
+        f"{name}/{load}": own[LATENCY] / peer[LATENCY]
+        for name, load, own, peer in _beside_ours(results)
+    }
 
 
-def _beside_ours(results: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
+def _beside_ours(
+    results: Mapping[str, Any],
+) -> list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
     """The peer, the load, our figures and the peer's figures, wherever both were measured on a day at a commit."""
     online = results["online"]
     found: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
@@ -136,7 +145,9 @@ def save(results: Results, path: str) -> None:
     try:
         write_file(path, (json.dumps(results, indent=1) + "\n").encode())
     except OSError as error:
-        raise ConfigError(f"save {path!r} cannot be written: {reason_of(error)}", param="save") from error
+        raise ConfigError(
+            f"save {path!r} cannot be written: {reason_of(error)}", param="save"
+        ) from error
 
 
 def print_results(results: Results) -> None:
@@ -146,13 +157,14 @@ def print_results(results: Results) -> None:
         f"ratio {one['ratio']:.2f} ({one['ratio_least']:.2f} to {one['ratio_most']:.2f})"
         for name, one in results["settings"].items()
     }
-    servers = {
-        f"{name}, {load}": f"{one['output_throughput']:.1f} tokens/s, {one[LATENCY]:.1f} ms/token, "
-        f"TTFT {one['median_ttft_ms']:.0f} ms, ITL p99 {one['p99_itl_ms']:.0f} ms"
-        for name, loads in results["online"].items()
-        for load, one in loads.items()
-        if isinstance(one, dict)
-    }
+    servers = {}
+    for name, loads in results["online"].items():
+        for load, one in loads.items():
+            if isinstance(one, dict):
+                servers[f"{name}, {load}"] = (
+                    f"{one['output_throughput']:.1f} tokens/s, {one[LATENCY]:.1f} ms/token, "
+                    f"TTFT {one['median_ttft_ms']:.0f} ms, ITL p99 {one['p99_itl_ms']:.0f} ms"
+                )
     missing = {f"{name}: not available": reason for name, reason in results["unavailable"].items()}
     for title, rows in (
         ("throughput, ours to the peer's; medians", passes),

@@ -16,7 +16,7 @@ from typing import Any
 from lab.peers.environment import Environment, error_line
 from lab.peers.inputs import Inputs
 from lab.peers.side import Keep, Side
-from orca_jax.errors import OrcaError
+from orca_jax.values.errors import OrcaError
 
 OWN = "orca-jax"
 BURST = "burst"
@@ -46,7 +46,8 @@ class Setting:
     inputs: Inputs
     dtype: str
     threads: int
-    rates: dict[str, float] = field(default_factory=dict)  # by their names, from the first burst of ours
+    # by their names, from the first burst of ours
+    rates: dict[str, float] = field(default_factory=dict)
     visits: dict[str, list[ServedResult]] = field(default_factory=dict)
 
     def visit(self, system: ServedSystem, clients: Sequence[Environment]) -> ServedResult:
@@ -58,16 +59,30 @@ class Setting:
             passes = {BURST: self._measure(url, ["inf"])[0]}
             if not self.rates:
                 most = passes[BURST]["request_throughput"]
-                self.rates |= {f"{part:g}": max(0.01, round(part * most, 2)) for part in self.args.load}
-            names, rates = list(self.rates), [str(rate) for rate in self.rates.values()]
+                self.rates |= {
+                    f"{part:g}": max(0.01, round(part * most, 2)) for part in self.args.load
+                }
+            names = list(self.rates)
+            rates = [str(rate) for rate in self.rates.values()]
             passes |= dict(zip(names, self._measure(url, rates) if rates else [], strict=True))
             outside = {f"{client.name}/{key}": self._outside(client, url) for client in clients}
         self.visits.setdefault(key, []).append(passes)
         print(f"{key}: {_summary(passes)}", file=sys.stderr)
-        return {"online": {key: medians(self.visits[key])}, "servers": {key: about}, "clients": outside}
+        return {
+            "online": {key: medians(self.visits[key])},
+            "servers": {key: about},
+            "clients": outside,
+        }
 
     def _command(self, system: ServedSystem) -> list[str]:
-        common = ["--model", str(self.inputs.model), "--dtype", self.dtype, "--threads", str(self.threads)]
+        common = [
+            "--model",
+            str(self.inputs.model),
+            "--dtype",
+            self.dtype,
+            "--threads",
+            str(self.threads),
+        ]
         if system.environment is None:
             return own_command(self.args, common)
         peer = system.environment.peer
@@ -79,13 +94,34 @@ class Setting:
         """Run our client, one pass for each rate."""
         args = self.args
         command = [
-            *(sys.executable, "-m", "orca_jax.bench", "online", "--base-url", url, "--model", "model"),
-            *("--trace", args.trace, "--num-requests", str(args.num_requests), "--seed", str(args.seed)),
-            *("--length-scale", str(args.length_scale), "--vocab-size", str(self.inputs.vocab_size)),
+            *(
+                sys.executable,
+                "-m",
+                "orca_jax.tools.bench",
+                "online",
+                "--base-url",
+                url,
+                "--model",
+                "model",
+            ),
+            *(
+                "--trace",
+                args.trace,
+                "--num-requests",
+                str(args.num_requests),
+                "--seed",
+                str(args.seed),
+            ),
+            *(
+                "--length-scale",
+                str(args.length_scale),
+                "--vocab-size",
+                str(self.inputs.vocab_size),
+            ),
             *("--prompts", "ids", "--request-rate", *rates, "--goodput", *args.goodput),
             *(["--trace-data", args.trace_data] if args.trace_data else []),
         ]
-        return [{name: found.get(name) for name in FIGURES} for found in _last_line(command)["passes"]]
+        return [_figures(found) for found in _last_line(command)["passes"]]
 
     def _outside(self, client: Environment, url: str) -> ServedResult:
         """Run a client of others at the highest rate."""
@@ -110,7 +146,9 @@ def run_online(
     the first round. A peer whose server fails is reported and left out.
     """
     systems = [ServedSystem(OWN, "chunked")]
-    systems += [ServedSystem(one.name, one.peer.server_mode, one) for one in environments if one.peer.server]
+    systems += [
+        ServedSystem(one.name, one.peer.server_mode, one) for one in environments if one.peer.server
+    ]
     failed: set[str] = set()
     for dtype in args.dtype:
         for threads in args.threads:
@@ -130,7 +168,14 @@ def run_online(
 
 def own_command(args: argparse.Namespace, common: Sequence[str]) -> list[str]:
     """Return the command of our server."""
-    program = [sys.executable, "-m", "lab.peers.own_server", *common, "--served-model-name", "model"]
+    program = [
+        sys.executable,
+        "-m",
+        "lab.peers.own_server",
+        *common,
+        "--served-model-name",
+        "model",
+    ]
     return [*program, "--max-num-seqs", str(args.max_num_seqs), *args.engine_flags]
 
 
@@ -138,9 +183,16 @@ def medians(visits: Sequence[ServedResult]) -> ServedResult:
     """Return the median of each figure over the visits, for each rate."""
     result: ServedResult = {}
     for rate, figures in visits[0].items():
-        values = {name: [visit[rate][name] for visit in visits] for name in figures}
-        result[rate] = {name: None if None in found else statistics.median(found) for name, found in values.items()}
+        result[rate] = {}
+        for name in figures:
+            found = [visit[rate][name] for visit in visits]
+            result[rate][name] = None if None in found else statistics.median(found)
     return result
+
+
+def _figures(found: ServedResult) -> ServedResult:
+    """The figures of a pass that a result keeps."""
+    return {name: found.get(name) for name in FIGURES}
 
 
 def _summary(passes: ServedResult) -> str:

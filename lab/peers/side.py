@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TextIO
 
-from orca_jax.errors import OrcaError
+from orca_jax.values.errors import OrcaError
 
 PREFIX = "@peer "
 _END_SECONDS = 30.0  # from the end of its input to the end of the process
@@ -34,7 +34,8 @@ class Side:
             command: the program with its flags.
             timeout: seconds until the model is loaded, and of one pass.
         """
-        self.name, self._timeout = name, timeout
+        self.name = name
+        self._timeout = timeout
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._last_line = "nothing"  # of its output, without messages
         self._process = subprocess.Popen(
@@ -109,10 +110,14 @@ class Side:
             message = self._messages.get(timeout=self._timeout)
         except queue.Empty:
             self._process.kill()
-            raise OrcaError(f"{self.name} took more than {self._timeout:g} seconds; raise --timeout") from None
+            raise OrcaError(
+                f"{self.name} took more than {self._timeout:g} seconds; raise --timeout"
+            ) from None
         if message is None or kind not in message:
             self.close()
             code = self._process.returncode
-            raise OrcaError(f"{self.name} ended with code {code}; its output ends with: {self._last_line}")
+            raise OrcaError(
+                f"{self.name} ended with code {code}; its output ends with: {self._last_line}"
+            )
         found: dict[str, Any] = message[kind]
         return found

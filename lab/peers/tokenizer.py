@@ -12,13 +12,19 @@ from typing import Any
 
 _LEADS = range(0xE1, 0xED)  # first bytes of U+1000 to U+CFFF; all of these are valid characters
 _FOLLOWING = range(0x80, 0xC0)
-_SHOWN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes that stand for themselves, as in GPT-2
+# bytes that stand for themselves, as in GPT-2
+_SHOWN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """Write `tokenizer.json` and its configuration in Hugging Face's format, with ids below `vocab_size`."""
     tokens, merges = tokens_and_merges(vocab_size)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     described: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
@@ -28,7 +34,9 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
             "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges,
         },
     }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(described, ensure_ascii=False), encoding="utf-8"
+    )
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
 

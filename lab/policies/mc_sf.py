@@ -33,7 +33,9 @@ class McSf:
         """All residents, then the shortest waiting jobs that fit until all have ended."""
         run: list[tuple[RequestView, int]] = []
         evict: list[RequestView] = []
-        free, budget, rows = view.free_pages, view.token_budget, view.free_rows
+        free = view.free_pages
+        budget = view.token_budget
+        rows = view.free_rows
         able = [job for job in view.residents if job.num_left]
         for job in list(able):
             while job not in evict and view.pages(job, job.num_left) > free and len(able) > 1:
@@ -46,7 +48,9 @@ class McSf:
             budget -= job.num_left
         held = [self._held(job) for job in view.residents if job not in evict]
         draws = len(run)
-        for job in sorted(view.waiting, key=lambda job: (job.predicted, job.index)) if not evict else ():
+        for job in (
+            sorted(view.waiting, key=lambda job: (job.predicted, job.index)) if not evict else ()
+        ):
             size = job.num_left
             if not size:
                 continue
@@ -56,7 +60,10 @@ class McSf:
                 break
             held.append(self._held(job))
             run.append((job, size))
-            free, budget, rows, draws = free - view.pages(job, size), budget - size, rows - 1, draws + 1
+            free = free - view.pages(job, size)
+            budget = budget - size
+            rows -= 1
+            draws += 1
         return Decision(run, evict)
 
     def _held(self, job: RequestView) -> tuple[int, int]:

@@ -20,18 +20,25 @@ class Orca:
     def decide(self, view: PolicyView) -> Decision:
         """The residents, then waiting jobs as far as rows, budget and memory reach."""
         run: list[tuple[RequestView, int]] = []
-        rows, budget, spare, draws = view.free_rows, view.token_budget, view.free_pages, view.max_draws
+        rows = view.free_rows
+        budget = view.token_budget
+        spare = view.free_pages
+        draws = view.max_draws
         for job in view.residents:
             spare -= view.pages(job, self._to_come(job))
             if job.num_left and job.num_left <= budget and draws:
                 run.append((job, job.num_left))
-                budget, draws = budget - job.num_left, draws - 1
+                budget = budget - job.num_left
+                draws -= 1
         for job in view.waiting if budget and draws and rows else ():
             pages = view.pages(job, self._to_come(job))
             if not rows or not draws or job.num_left > budget or pages > spare:
                 break
             run.append((job, job.num_left))
-            rows, budget, spare, draws = rows - 1, budget - job.num_left, spare - pages, draws - 1
+            rows -= 1
+            budget = budget - job.num_left
+            spare = spare - pages
+            draws -= 1
         return Decision(run)
 
     def _to_come(self, job: RequestView) -> int:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class Plas:
@@ -32,7 +32,6 @@ class Plas:
 
     def __init__(self, quanta: Sequence[int] | None = (256, 512, 1024, 2048, 4096, 8192)) -> None:
         self._quanta = quanta
-        self._batches = Ordered(self)
         self._attained: dict[str, int] = defaultdict(int)  # tokens, by program
 
     def key(self, job: RequestView, now: float) -> tuple[float, ...]:
@@ -42,12 +41,11 @@ class Plas:
 
     def decide(self, view: PolicyView) -> Decision:
         """Run the calls of the first queues."""
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Count the service of a program."""
         self._attained[job.tenant] += num_tokens
 
     def ended(self, job: RequestView) -> None:
-        """Forget the job; the program may go on."""
-        self._batches.ended(job)
+        """Does nothing: the program may go on."""

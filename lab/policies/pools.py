@@ -28,7 +28,9 @@ class Pools:
     def __init__(self, places: int = 32, bounds: Sequence[int] = (43, 86)) -> None:
         num_pools = len(bounds) + 1
         if places < num_pools:
-            raise ValueError(f"places must be at least {num_pools}, one for each pool, got {places}")
+            raise ValueError(
+                f"places must be at least {num_pools}, one for each pool, got {places}"
+            )
         self.sizes = [(places + number) // num_pools for number in range(num_pools)]
         self._bounds = bounds
         self._next = 0  # the pool in turn
@@ -37,20 +39,29 @@ class Pools:
         """The batch of the next pool with a job that can run."""
         jobs = sorted([*view.residents, *view.waiting], key=lambda job: job.index)
         for _ in self.sizes:
-            number, self._next = self._next, (self._next + 1) % len(self.sizes)
+            number = self._next
+            self._next = (self._next + 1) % len(self.sizes)
             if run := self._batch(number, jobs, view):
                 return Decision(run)
         return Decision([])
 
-    def _batch(self, number: int, jobs: Sequence[RequestView], view: PolicyView) -> list[tuple[RequestView, int]]:
+    def _batch(
+        self, number: int, jobs: Sequence[RequestView], view: PolicyView
+    ) -> list[tuple[RequestView, int]]:
         """Lines 17 to 28 of Algorithm 1, for the jobs of one pool."""
         run: list[tuple[RequestView, int]] = []
-        rows, budget, most = view.free_rows, view.token_budget, min(self.sizes[number], view.max_draws)
+        rows = view.free_rows
+        budget = view.token_budget
+        most = min(self.sizes[number], view.max_draws)
         spare = view.free_pages
         for job in view.residents:
             spare -= view.pages(job, _to_come(job))
         for job in jobs:
-            if not job.num_left or job.num_pending or bisect_left(self._bounds, job.predicted) != number:
+            if (
+                not job.num_left
+                or job.num_pending
+                or bisect_left(self._bounds, job.predicted) != number
+            ):
                 continue
             if len(run) == most:
                 break

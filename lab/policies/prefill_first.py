@@ -26,7 +26,9 @@ class PrefillFirst:
     may_starve: ClassVar[bool] = False
 
     def __init__(self, most_tokens: int = 2560, watermark: int = 100, in_flight: int = 1) -> None:
-        self._most_tokens, self._watermark, self._in_flight = most_tokens, watermark, in_flight
+        self._most_tokens = most_tokens
+        self._watermark = watermark
+        self._in_flight = in_flight
 
     def decide(self, view: PolicyView) -> Decision:
         """New prompts; without any, increments."""
@@ -36,9 +38,11 @@ class PrefillFirst:
     def _newcomers(self, view: PolicyView) -> list[tuple[RequestView, int]]:
         """Waiting jobs, as far as rows, pages and tokens reach."""
         run: list[tuple[RequestView, int]] = []
-        spare, num_tokens = view.free_pages, 0
+        spare = view.free_pages
+        num_tokens = 0
         kept = bool(view.residents) * view.num_pages
-        places, most = min(view.max_draws, view.free_rows), min(self._most_tokens, view.token_budget)
+        places = min(view.max_draws, view.free_rows)
+        most = min(self._most_tokens, view.token_budget)
         for job in view.waiting:
             size = min(job.num_left, view.token_budget)
             num_tokens += size
@@ -57,9 +61,11 @@ class PrefillFirst:
         A prompt longer than the budget of the engine goes on here.
         """
         ready = sorted(
-            [job for job in view.residents if job.num_left and not job.num_pending], key=lambda job: job.index
+            [job for job in view.residents if job.num_left and not job.num_pending],
+            key=lambda job: job.index,
         )
-        most, free = min(view.max_draws, -(-len(view.residents) // self._in_flight)), view.free_pages
+        most = min(view.max_draws, -(-len(view.residents) // self._in_flight))
+        free = view.free_pages
         run: list[tuple[RequestView, int]] = []
         evict: list[RequestView] = []
         budget = view.token_budget
@@ -72,7 +78,8 @@ class PrefillFirst:
                 if evict[-1] is job:
                     break
             else:
-                free, budget = free - pages, budget - size
+                free = free - pages
+                budget = budget - size
                 run.append((job, size))
         return Decision(run, evict)
 

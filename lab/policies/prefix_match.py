@@ -10,7 +10,7 @@ the decision.
 
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class PrefixMatch:
@@ -28,7 +28,6 @@ class PrefixMatch:
 
     def __init__(self, k: int | None = None) -> None:
         self.k = k
-        self._batches = Ordered(self)
         self._admitted = 0
         self._places: dict[int, int] = {}  # of waiting jobs
 
@@ -41,12 +40,15 @@ class PrefixMatch:
         oldest = list(view.waiting)  # by arrival
         matched = sorted(oldest, key=lambda job: -job.num_cached) if self.k != 1 else oldest
         self._places = {}
-        first, best = iter(oldest), iter(matched)
+        first = iter(oldest)
+        best = iter(matched)
         for place in range(len(oldest)):
             is_first = self.k is not None and (self._admitted + place) % self.k == 0
-            job = next(job for job in (first if is_first else best) if job.index not in self._places)
+            job = next(
+                job for job in (first if is_first else best) if job.index not in self._places
+            )
             self._places[job.index] = place
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Count the admitted jobs."""
@@ -54,4 +56,3 @@ class PrefixMatch:
 
     def ended(self, job: RequestView) -> None:
         """Does nothing: places are new in each decision."""
-        self._batches.ended(job)

@@ -4,13 +4,13 @@ Its Algorithm 3 builds an iteration within a budget of tokens: first every runni
 requests with an unfinished prompt get a chunk, then new requests are admitted, each with a chunk of what is left of
 the budget. Increments never wait for a prompt ("stall-free"). All are taken in the order of arrival.
 
-`Ordered` is this algorithm for any order; the order here is that of arrival. Pages are given on demand, as in the
+`view.in_order` is this algorithm for any order; the order here is that of arrival. Pages are given on demand, as in the
 paper's engine, and the latest request loses its pages when none is free.
 """
 
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class Sarathi:
@@ -22,20 +22,16 @@ class Sarathi:
     preempts: ClassVar[bool] = False
     is_static: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self._batches = Ordered(self)
-
     def key(self, job: RequestView, now: float) -> tuple[float, ...]:
         """Equal keys: the first to arrive comes first."""
         return ()
 
     def decide(self, view: PolicyView) -> Decision:
         """The batch of Algorithm 3."""
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Does nothing: each decision reads all jobs anew."""
 
     def ended(self, job: RequestView) -> None:
-        """Forget the job."""
-        self._batches.ended(job)
+        """Does nothing: no job is remembered."""

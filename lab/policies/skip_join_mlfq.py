@@ -12,7 +12,7 @@ keys and values to the host, is left out: a request that loses its pages compute
 from math import inf
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class SkipJoinMlfq:
@@ -31,10 +31,11 @@ class SkipJoinMlfq:
     preempts: ClassVar[bool] = True
     is_static: ClassVar[bool] = False
 
-    def __init__(self, quantum: int = 32, ratio: int = 2, num_queues: int = 8, starvation: float = inf) -> None:
+    def __init__(
+        self, quantum: int = 32, ratio: int = 2, num_queues: int = 8, starvation: float = inf
+    ) -> None:
         self._quanta = [quantum * ratio**level for level in range(num_queues - 1)] + [inf]
         self._starvation = starvation
-        self._batches = Ordered(self)
         self._levels: dict[int, int] = {}
         self._used: dict[int, float] = {}  # of the quantum
         self._served: dict[int, float] = {}  # time of the latest service
@@ -49,15 +50,22 @@ class SkipJoinMlfq:
         self._now = view.now
         for job in (*view.residents, *view.waiting):
             if job.index not in self._levels:
-                self._join(job, next(n for n, quantum in enumerate(self._quanta) if quantum >= job.num_prompt))
+                self._join(
+                    job,
+                    next(n for n, quantum in enumerate(self._quanta) if quantum >= job.num_prompt),
+                )
             elif self._used[job.index] >= self._quanta[self._levels[job.index]]:
                 self._join(job, self._levels[job.index] + 1)
             elif view.now - self._served[job.index] > self._starvation:
                 self._join(job, 0)
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def _join(self, job: RequestView, level: int) -> None:
-        self._levels[job.index], self._used[job.index], self._served[job.index] = level, 0.0, self._now
+        self._levels[job.index], self._used[job.index], self._served[job.index] = (
+            level,
+            0.0,
+            self._now,
+        )
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Count the service of a job."""
@@ -68,4 +76,3 @@ class SkipJoinMlfq:
         """Forget a job."""
         for of_jobs in (self._levels, self._used, self._served):
             of_jobs.pop(job.index, None)
-        self._batches.ended(job)

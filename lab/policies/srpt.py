@@ -11,7 +11,7 @@ import random
 from math import exp
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class Srpt:
@@ -30,12 +30,14 @@ class Srpt:
     is_static: ClassVar[bool] = False
 
     def __init__(self, noise: float = 0.0, limit: float = 1.0, counts_prompt: bool = False) -> None:
-        self._noise, self._limit, self._counts_prompt = noise, limit, counts_prompt
-        self._batches = Ordered(self)
+        self._noise = noise
+        self._limit = limit
+        self._counts_prompt = counts_prompt
 
     def key(self, job: RequestView, now: float) -> tuple[float, ...]:
         """Uninterruptible residents, then all by the expected number of tokens left."""
-        done, length = job.num_generated + job.num_pending, job.predicted
+        done = job.num_generated + job.num_pending
+        length = job.predicted
         if self._noise:
             length *= exp(self._noise * random.Random(job.index).gauss(0, 1))
         if job.is_resident and self._limit < 1 and done >= self._limit * length:
@@ -45,11 +47,10 @@ class Srpt:
 
     def decide(self, view: PolicyView) -> Decision:
         """Run the jobs with the fewest tokens left."""
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Does nothing: each decision reads all jobs anew."""
 
     def ended(self, job: RequestView) -> None:
-        """Forget the job."""
-        self._batches.ended(job)
+        """Does nothing: no job is remembered."""

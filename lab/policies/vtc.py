@@ -14,7 +14,7 @@ one iteration; here it may take several, which changes no charge.
 
 from typing import ClassVar
 
-from orca_jax.policy import API, Decision, Ordered, PolicyView, RequestView
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
 class VirtualTokenCounter:
@@ -32,9 +32,9 @@ class VirtualTokenCounter:
     is_static: ClassVar[bool] = False
 
     def __init__(self, w_p: float = 1, w_q: float = 2) -> None:
-        self.w_p, self.w_q = w_p, w_q
+        self.w_p = w_p
+        self.w_q = w_q
         self.counters: dict[str, float] = {}
-        self._batches = Ordered(self)
         self._waiting: set[str] = set()  # clients with a waiting request, at the last decision
         self._last = ""  # the latest client to leave this set
         self._places: dict[int, float] = {}  # of waiting jobs
@@ -53,14 +53,18 @@ class VirtualTokenCounter:
             self._places[job.index] = charged[job.tenant]
             if not job.num_evictions:
                 charged[job.tenant] += self.w_p * job.num_prompt
-        return self._batches.decide(view)
+        return view.in_order(self)
 
     def _lift(self, clients: set[str]) -> None:
         for client in clients - self._waiting:
             others = [self.counters[each] for each in self._waiting & clients]
             least = min(others, default=self.counters.get(self._last, 0.0))
             self.counters[client] = max(self.counters.get(client, 0.0), least)
-        self._last = max(self._waiting - clients, key=lambda each: (self.counters[each], each), default=self._last)
+        self._last = max(
+            self._waiting - clients,
+            key=lambda each: (self.counters[each], each),
+            default=self._last,
+        )
         self._waiting = clients
 
     def started(self, job: RequestView, num_tokens: int) -> None:
@@ -72,4 +76,3 @@ class VirtualTokenCounter:
 
     def ended(self, job: RequestView) -> None:
         """Does nothing: counters stay."""
-        self._batches.ended(job)

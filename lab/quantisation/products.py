@@ -14,11 +14,11 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 
-from orca_jax.config import Quantization
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.reporting import hardware
 from orca_jax.kernels.matmul import matmul, quantised_matmul
 from orca_jax.model.quantise import quantise
-from orca_jax.reporting import hardware
+from orca_jax.values.config import Quantization
+from orca_jax.values.errors import ConfigError
 
 TOKENS = (1, 8, 32, 128)
 KINDS = get_args(Quantization)
@@ -51,7 +51,12 @@ def run(args: argparse.Namespace) -> None:
         print(f"{tokens:>8}" + "".join(f"{value:>10.2f}" for value in best.values()))
     loads = [load_before, os.getloadavg()[0]]
     config = {name: getattr(args, name) for name in ("inputs", "outputs", "passes")}
-    line = {"milliseconds": milliseconds, "load_average": loads, "hardware": hardware(), "config": config}
+    line = {
+        "milliseconds": milliseconds,
+        "load_average": loads,
+        "hardware": hardware(),
+        "config": config,
+    }
     print(json.dumps(line))
 
 
@@ -59,7 +64,8 @@ def _programs(inputs: int, outputs: int) -> dict[str, Callable[[jax.Array], jax.
     """The product with the same matrix in each form, by its name."""
     weight = jax.random.normal(jax.random.key(0), (inputs, outputs))
     programs: dict[str, Callable[[jax.Array], jax.Array]] = {
-        name: partial(jax.jit(matmul), kernel=weight.astype(name)) for name in ("float32", "bfloat16")
+        name: partial(jax.jit(matmul), kernel=weight.astype(name))
+        for name in ("float32", "bfloat16")
     }
     for kind in KINDS:
         stored = jax.jit(partial(quantise, kind=kind))(weight)

@@ -27,22 +27,31 @@ from orca_jax.assembly.choices import PAGE_SIZE, is_toy
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.executor import arrange
 from orca_jax.assembly.quantised import is_dynamic, weights_of
-from orca_jax.bench.measure import run_workload, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.bundled import is_preset, model_directory
-from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, QuantizationName, page_dtype
-from orca_jax.errors import ConfigError, system_message
 from orca_jax.exec.cache import page_bytes
 from orca_jax.exec.memory import limit_threads
+from orca_jax.helpers.bundled import is_preset, model_directory
+from orca_jax.helpers.reporting import hardware
 from orca_jax.kernels.kv_pages import needs_scales, quantise_tokens
 from orca_jax.kernels.native.library import require_library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
-from orca_jax.plan.memory import stage_weights
-from orca_jax.reporting import hardware
 from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.tools.bench.measure import run_workload, warm_up
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.tools.plan.memory import stage_weights
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import (
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    ModelConfig,
+    QuantizationName,
+    page_dtype,
+)
+from orca_jax.values.errors import ConfigError, system_message
+from orca_jax.values.platforms import platform_named
 
 # In the form of the demo's training data, and written for this benchmark: no model was trained with them.
 TEXTS = (
@@ -79,7 +88,9 @@ class StorageRow(NamedTuple):
         """Such as "int8 weights, fp8 KV cache"."""
         if self.form is not None:
             return f"{self.form} of GGUF"
-        parts = [f"{self.weights} weights"] * bool(self.weights) + [f"{self.kv} KV cache"] * bool(self.kv)
+        parts = [f"{self.weights} weights"] * bool(self.weights) + [f"{self.kv} KV cache"] * bool(
+            self.kv
+        )
         return ", ".join(parts) or "plain"
 
 
@@ -113,13 +124,19 @@ def run(args: argparse.Namespace) -> None:
     model = read_model_config(source)
     if model.quantization is not None:
         raise ConfigError(
-            f"model must have plain weights, and {args.model} has {model.quantization} ones", param="model"
+            f"model must have plain weights, and {args.model} has {model.quantization} ones",
+            param="model",
         )
-    if len(set(model.layer_kinds)) > 1 or model.attention_soft_cap is not None or model.attention_scale is not None:
+    if (
+        len(set(model.layer_kinds)) > 1
+        or model.attention_soft_cap is not None
+        or model.attention_scale is not None
+    ):
         message = (
-            f"{args.model} has layers of several kinds or scores of its own, which this measurement does not compute"
+            f"{args.model} has layers of several kinds or scores of its own, which this "
+            "measurement does not compute; choose another model"
         )
-        raise ConfigError(f"{message}; choose another model", param="model")
+        raise ConfigError(message, param="model")
     texts = _texts(args, source, model)
     quality = _quality(args, source, model, texts)
     load_before = os.getloadavg()[0]
@@ -134,9 +151,16 @@ def run(args: argparse.Namespace) -> None:
         for storage, found, speed in zip(ROWS, quality, speeds, strict=True)
     ]
     _print(report)
-    settings = {name: getattr(args, name) for name in ("model", "dtype", "rows", "output_len", "passes")}
+    settings = {
+        name: getattr(args, name) for name in ("model", "dtype", "rows", "output_len", "passes")
+    }
     loads = [load_before, os.getloadavg()[0]]
-    line = {"rows": report, "tokens": sum(map(len, texts)), "load_average": loads, "hardware": hardware()}
+    line = {
+        "rows": report,
+        "tokens": sum(map(len, texts)),
+        "load_average": loads,
+        "hardware": hardware(),
+    }
     print(json.dumps({**line, "config": {**settings, "text": args.text and str(args.text)}}))
 
 
@@ -150,7 +174,9 @@ def compare(plain: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> dict[st
     }
 
 
-def log_probabilities(decoder: Decoder, ids: Int[Array, " T"], kv: KVCacheDType | None) -> Float[Array, " N"]:
+def log_probabilities(
+    decoder: Decoder, ids: Int[Array, " T"], kv: KVCacheDType | None
+) -> Float[Array, " N"]:
     """The log probability of each of the N = T - 1 tokens after the first; `kv` is the type of keys and values."""
 
     def attend(_: int | Array, q: Array, k: Array, v: Array, cache: int) -> tuple[Array, int]:
@@ -196,33 +222,41 @@ def _quality(
     decoder, held = None, None
     for row in sorted(ROWS, key=lambda row: (row.weights or "", row.form or "")):
         if decoder is None or (row.weights, row.form) != held:
-            decoder, held = _stored(args, source, model, row), (row.weights, row.form)
+            decoder = _stored(args, source, model, row)
+            held = (row.weights, row.form)
         quality[row] = [
-            np.asarray(score(decoder, line, kv=row.kv))[: len(ids) - 1] for line, ids in zip(padded, texts, strict=True)
+            np.asarray(score(decoder, line, kv=row.kv))[: len(ids) - 1]
+            for line, ids in zip(padded, texts, strict=True)
         ]
     return [quality[row] for row in ROWS]
 
 
 def _stored(args: argparse.Namespace, source: str, model: ModelConfig, row: StorageRow) -> Decoder:
     """The decoder with weights as in a row."""
-    mesh, config = tensor_mesh(jax.local_devices()[:1]), replace(model, quantization=weights_of(row.weights))
+    mesh = tensor_mesh(jax.local_devices()[:1])
+    config = replace(model, quantization=weights_of(row.weights))
     decoder = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config)
     if is_dynamic(row.weights):
-        arrange("cpu", decoder)
+        arrange(platform_named("cpu"), decoder)
         decoder.pack(require_library(None)._replace(activation_bits=8), 1)
     if row.form is not None:
         state = nnx.state(decoder)
         for path, variable in nnx.to_flat_state(state):
             if path[-1] in ("kernel", "table"):
                 form = TABLES if path[-1] == "table" else row.form
-                variable.set_value(_rounded_as(form, np.asarray(variable.get_value()), is_table=path[-1] == "table"))
+                variable.set_value(
+                    _rounded_as(
+                        form, np.asarray(variable.get_value()), is_table=path[-1] == "table"
+                    )
+                )
         nnx.update(decoder, state)
     return decoder
 
 
 def _rounded_as(form: str, values: np.ndarray, *, is_table: bool) -> Array:
     """Matrices [*L, I, O], or a table [V, E], after their way through a GGUF file."""
-    rows = values if is_table else np.swapaxes(values, -1, -2)  # a file has the inputs of an output together
+    # a file has the inputs of an output together
+    rows = values if is_table else np.swapaxes(values, -1, -2)
     kind = GGMLQuantizationType[form]
     found = dequantize(quantize(rows.astype(np.float32), kind), kind)
     return jnp.asarray(found if is_table else np.swapaxes(found, -1, -2), values.dtype)
@@ -231,7 +265,9 @@ def _rounded_as(form: str, values: np.ndarray, *, is_table: bool) -> Array:
 def _config(args: argparse.Namespace, model: ModelConfig, storage: StorageRow) -> EngineConfig:
     length = PROMPT_TOKENS + args.output_len
     if length > model.max_positions:
-        raise ConfigError(f"output_len must be at most {model.max_positions - PROMPT_TOKENS}", param="output_len")
+        raise ConfigError(
+            f"output_len must be at most {model.max_positions - PROMPT_TOKENS}", param="output_len"
+        )
     return EngineConfig(
         model=args.model,
         tokenizer="byte" if is_preset(args.model) else None,
@@ -241,7 +277,7 @@ def _config(args: argparse.Namespace, model: ModelConfig, storage: StorageRow) -
         max_model_len=length,
         max_num_seqs=args.rows,
         max_num_batched_tokens=max(64, args.rows),
-        num_pages=args.rows * (1 + -(-length // PAGE_SIZE)),
+        num_pages=args.rows * (1 + ceil_div(length, PAGE_SIZE)),
         enable_prefix_caching=False,
         progress=False,
     )
@@ -251,7 +287,10 @@ def _texts(args: argparse.Namespace, source: str, model: ModelConfig) -> list[tu
     """The ids of each text, shortened to the longest request; of a given one those of its parts."""
     if is_preset(args.model):
         if args.text is not None:
-            raise ConfigError(f"text has no effect on {args.model}, which has no tokenizer; leave it out", param="text")
+            raise ConfigError(
+                f"text has no effect on {args.model}, which has no tokenizer; leave it out",
+                param="text",
+            )
         ids = np.random.default_rng(0).integers(0, model.vocab_size, RANDOM_TOKENS)
         return [tuple(ids.tolist())]
     tokenizer = load_tokenizer(source)
@@ -261,12 +300,15 @@ def _texts(args: argparse.Namespace, source: str, model: ModelConfig) -> list[tu
         try:
             given = (args.text.read_text(encoding="utf-8"),)
         except (OSError, UnicodeDecodeError) as error:
-            message = system_message(error) if isinstance(error, OSError) else f"{args.text} is not UTF-8"
+            message = (
+                system_message(error) if isinstance(error, OSError) else f"{args.text} is not UTF-8"
+            )
             raise ConfigError(f"text: {message}", param="text") from None
     encoded: list[tuple[int, ...]] = [tuple(tokenizer.encode(text)) for text in given]
     if args.text is not None:
         encoded = [
-            encoded[0][start : start + longest] for start in range(0, min(len(encoded[0]), MOST_TOKENS), longest)
+            encoded[0][start : start + longest]
+            for start in range(0, min(len(encoded[0]), MOST_TOKENS), longest)
         ]
     texts = [ids[:longest] for ids in encoded if len(ids) > 1]
     if not texts:
@@ -293,7 +335,9 @@ def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
 
 def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, float | None]:
     """Bytes of weights, but not those of a file, and of a token in the KV cache of a CPU."""
-    weights = stage_weights(replace(model, quantization=weights_of(storage.weights)), dtype, 1, whole(model))
+    weights = stage_weights(
+        replace(model, quantization=weights_of(storage.weights)), dtype, 1, whole(model)
+    )
     slot = page_bytes(model, PAGE_SIZE, page_dtype(storage.kv or dtype)) / PAGE_SIZE
     return {"weight_bytes": weights if storage.form is None else None, "kv_bytes_per_token": slot}
 

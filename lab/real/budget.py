@@ -29,12 +29,18 @@ class PlannedRun:
         return min(max(count, self.least), round(self.weight * MOST_REQUESTS))
 
 
-def seconds_of_a_run(runs: Sequence[PlannedRun], saturations: Mapping[str, float], seconds: float) -> float:
+def seconds_of_a_run(
+    runs: Sequence[PlannedRun], saturations: Mapping[str, float], seconds: float
+) -> float:
     """The seconds of a usual run with which all runs together take about `seconds`, and at least a second."""
-    low, high = 1.0, max(1.0, seconds)
+    low = 1.0
+    high = max(1.0, seconds)
     for _ in range(30):
         middle = (low + high) / 2
-        planned = [run.seconds(run.requests(middle, saturations[run.system]), saturations[run.system]) for run in runs]
+        planned = [
+            run.seconds(run.requests(middle, saturations[run.system]), saturations[run.system])
+            for run in runs
+        ]
         if sum(planned) <= SHARE * seconds:
             low = middle
         else:

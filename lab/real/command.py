@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from lab.paper.plot import plot_batches, plot_curves
@@ -22,25 +22,35 @@ from lab.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure
 from lab.real.laboratory import Laboratory
 from lab.real.opening import open_laboratory, surroundings
 from lab.real.page import FILES, check_docs, file_of, label_of, read_results, write_result
-from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import need_matplotlib, print_table, rounded
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.reporting import need_matplotlib, print_table, rounded
+from orca_jax.values.errors import ConfigError
 
 MINUTES = 12.0
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
-    parser.add_argument("figure", choices=(*SYSTEMS, "all", "draw"), help="figure of the paper, or drawings of results")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, metavar="M",
-        help="about the time for each of Figures 10 and 11, without loading and compiling (default: 12)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--loads", type=float, nargs="+", default=LOADS, metavar="X",
-        help="rates of Figures 10 and 11, as multiples of the saturation of each system, in rising order "
-        f"(default: {' '.join(map(str, LOADS))})",
-    )  # fmt: skip
+        "figure",
+        choices=(*SYSTEMS, "all", "draw"),
+        help="figure of the paper, or drawings of results",
+    )
+    add_number(
+        parser,
+        "--minutes",
+        MINUTES,
+        "about the time for each of Figures 10 and 11, without loading and compiling",
+        metavar="M",
+    )
+    add_number(
+        parser,
+        "--loads",
+        LOADS,
+        "rates of Figures 10 and 11, as multiples of the saturation of each system, in rising order",
+        nargs="+",
+        metavar="X",
+    )
     parser.add_argument(
         "--systems", nargs="+", metavar="NAME",
         help=f"systems such as orca(32), ft(8,8) or chunked(32) (default of Figure 10: {' '.join(SYSTEMS['fig10'])}); "
@@ -50,7 +60,11 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--docs", metavar="DIRECTORY",
         help="write measured/paper-real-fig10.json, paper-real-fig10.svg and the like here",
     )  # fmt: skip
-    add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
+    add_engine_args(
+        parser,
+        without=("scheduler", "max_num_seqs", "trace_file", "n_workers"),
+        model="preset:gpt2",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,7 +79,11 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "draw":
         if args.docs is None:
             raise ConfigError("draw needs the directory of results; give docs", param="docs")
-        results = {label: each for label, each in read_results(args.docs).items() if each.get("figure") in FILES}
+        results = {
+            label: each
+            for label, each in read_results(args.docs).items()
+            if each.get("figure") in FILES
+        }
         for result in results.values():
             draw(args.docs, result["figure"], result)
         print(json.dumps({"drawn": list(results)}))
@@ -76,13 +94,18 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"loads must be above 0 and rise, got {args.loads}", param="loads")
     config = engine_config_from_args(args)
     wanted = tuple(SYSTEMS) if args.figure == "all" else (args.figure,)
-    systems = {figure: [parse_system(name) for name in args.systems or SYSTEMS[figure]] for figure in wanted}
+    systems: dict[str, list[System]] = {}
+    for figure in wanted:
+        systems[figure] = [parse_system(name) for name in args.systems or SYSTEMS[figure]]
     found: dict[str, Any] = {}
-    with open_laboratory(config, [system for each in systems.values() for system in each]) as laboratory:
+    with open_laboratory(config, list(chain.from_iterable(systems.values()))) as laboratory:
         for figure, each in systems.items():
             about = surroundings(config)
             found[figure] = rounded(
-                {**measure(laboratory, figure, each, config.seed, args.minutes, args.loads), **about}
+                {
+                    **measure(laboratory, figure, each, config.seed, args.minutes, args.loads),
+                    **about,
+                }
             )
             if args.docs is not None:  # at once: a later figure that fails loses nothing
                 write_result(args.docs, figure, found[figure])
@@ -91,7 +114,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(
-    laboratory: Laboratory, figure: str, systems: Sequence[System], seed: int, minutes: float, loads: Sequence[float]
+    laboratory: Laboratory,
+    figure: str,
+    systems: Sequence[System],
+    seed: int,
+    minutes: float,
+    loads: Sequence[float],
 ) -> dict[str, Any]:
     """Measure one figure, and print its tables."""
     print(f"{figure}: lengths of the paper x {laboratory.scale:g}", flush=True)
@@ -104,7 +132,13 @@ def measure(
     else:
         found = figure_11(laboratory, names, seed, minutes, loads)
     _print(figure, found)
-    about = {"figure": figure, "seed": seed, "minutes": minutes, "warm_up": WARM_UP, "dtype": laboratory.dtype}
+    about = {
+        "figure": figure,
+        "seed": seed,
+        "minutes": minutes,
+        "warm_up": WARM_UP,
+        "dtype": laboratory.dtype,
+    }
     return about | found
 
 
@@ -116,7 +150,14 @@ def draw(directory: str, figure: str, found: Mapping[str, Any]) -> None:
     else:
         title = f"{figure.replace('fig', 'Figure ')}, measured: {found['config']['model']}"
         latency = "median latency" if found["latency_unit"] == "ms" else "median normalised latency"
-        plot_curves(path, title, found["curves"], {}, limits=None, latency=f"{latency}, {found['latency_unit']}")
+        plot_curves(
+            path,
+            title,
+            found["curves"],
+            {},
+            limits=None,
+            latency=f"{latency}, {found['latency_unit']}",
+        )
 
 
 def _print(figure: str, found: dict[str, Any]) -> None:
@@ -124,11 +165,14 @@ def _print(figure: str, found: dict[str, Any]) -> None:
         sizes = found["batch_sizes"]
         times = zip(sizes, found["padded_by_merged"], strict=True)
         print_table(
-            "time of a padded batch by that of a merged one", {f"batch of {size}": each for size, each in times}
+            "time of a padded batch by that of a merged one",
+            {f"batch of {size}": each for size, each in times},
         )
         return
     for kind, systems in found["curves"].items():
-        rows = {name: "  ".join(f"{x:.3g}:{y:.0f}" for x, y in points) for name, points in systems.items()}
+        rows = {}
+        for name, points in systems.items():
+            rows[name] = "  ".join(f"{x:.3g}:{y:.0f}" for x, y in points)
         print_table(f"{figure}, {kind}: requests/s : {found['latency_unit']}", rows)
         print_table("saturation, requests/s", found["saturation"][kind])
     if found.get("headline_ratio") is not None:

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from lab.paper.curves import NONE, Point, throughput_along, throughput_at
@@ -57,8 +58,9 @@ class Sweep:
 
     def measure(self, minutes: float, headline: Sequence[str] = ()) -> float:
         """Measure the curves, and return the seconds left for each run of `headline` between their points."""
-        plans = [_planned(name, load) for load in self.loads for name in self.names]
-        later = [_planned(name, 0.9, HEADLINE_WEIGHT) for name in headline for _ in range(HALVINGS)]
+        plans = [_planned(name, load) for load, name in product(self.loads, self.names)]
+        halvings = product(headline, range(HALVINGS))
+        later = [_planned(name, 0.9, HEADLINE_WEIGHT) for name, _ in halvings]
         seconds = seconds_of_a_run([*plans, *later], self.saturations, 60 * minutes)
         self.curves = {name: [] for name in self.names}
         order = list(self.names)
@@ -78,12 +80,15 @@ class Sweep:
         return {name: self._halved(name, latency, seconds) for name in names}
 
     def _halved(self, name: str, latency: float, seconds: float) -> Point:
-        top, curve = self.saturations[name], self.curves[name]
+        top = self.saturations[name]
+        curve = self.curves[name]
         above = next((n for n, point in enumerate(curve) if point.latency > latency), None)
         if above is None:
             return NONE
         count = _planned(name, 0.9, HEADLINE_WEIGHT).requests(seconds, top)
-        low, best = (self.loads[above - 1], curve[above - 1]) if above else (0.0, Point(0.0, math.nan))
+        low, best = (
+            (self.loads[above - 1], curve[above - 1]) if above else (0.0, Point(0.0, math.nan))
+        )
 
         def run(rate: float) -> Point:
             return self._run(name, count, rate, rate / top)
@@ -93,15 +98,24 @@ class Sweep:
     def _run(self, name: str, count: int, rate: float | None, load: float | None = None) -> Point:
         requests = self.workload(count)
         arrivals = arrivals_at(rate, count, self.seed)
-        system, start = parse_system(name), time.monotonic()
+        system = parse_system(name)
+        start = time.monotonic()
         result, machine = self.laboratory.quiet.run_quietly(
             lambda: self.laboratory.serve_requests(system, requests, arrivals, seed=self.seed)
         )
         result = replace(result, throughput=steady_throughput(result.ends))
         warm = count - len(result.normalized)
-        latency = 1e3 * statistics.median([end - at for end, at in zip(result.ends, arrivals, strict=True)][warm:])
+        latency = 1e3 * statistics.median(
+            [end - at for end, at in zip(result.ends, arrivals, strict=True)][warm:]
+        )
         self.runs.append(
-            {"system": name, "load": load, "rate": rate, "requests": count, "measured_requests": len(result.normalized)}
+            {
+                "system": name,
+                "load": load,
+                "rate": rate,
+                "requests": count,
+                "measured_requests": len(result.normalized),
+            }
             | {"seconds": time.monotonic() - start, **machine}
             | ({"requests_per_s": result.throughput} if rate is None else result.figures)
             | {"median_latency_ms": latency}
@@ -125,7 +139,8 @@ def steady_throughput(ends: Sequence[float]) -> float:
     Short runs need it: no request ends in their first seconds. Requests that end together count as one batch.
     """
     ordered = sorted(ends)
-    first, last = ordered[len(ordered) // 10], ordered[len(ordered) - 1 - len(ordered) // 10]
+    first = ordered[len(ordered) // 10]
+    last = ordered[len(ordered) - 1 - len(ordered) // 10]
     if first == last:
         return len(ordered) / ordered[-1]
     return sum([first < end <= last for end in ordered]) / (last - first)
@@ -142,10 +157,17 @@ def arrivals_at(rate: float | None, count: int, seed: int) -> list[float]:
     return [at * count / rate / drawn[-1] for at in drawn[:-1]]
 
 
-def ratios(curves: Mapping[str, Sequence[Point]], ours: str, theirs: str, latencies: Sequence[float]) -> dict[str, Any]:
+def ratios(
+    curves: Mapping[str, Sequence[Point]], ours: str, theirs: str, latencies: Sequence[float]
+) -> dict[str, Any]:
     """The throughput of two systems at equal latencies, along their curves; None beyond the end of a curve."""
     found: dict[str, Any] = {}
     for latency in latencies:
-        mine, other = throughput_along(curves[ours], latency), throughput_along(curves[theirs], latency)
-        found[f"{latency:.0f} ms"] = {ours: mine, theirs: other, "ratio": mine / other if mine and other else None}
+        mine = throughput_along(curves[ours], latency)
+        other = throughput_along(curves[theirs], latency)
+        found[f"{latency:.0f} ms"] = {
+            ours: mine,
+            theirs: other,
+            "ratio": mine / other if mine and other else None,
+        }
     return found

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, product
 from typing import Any
 
 from lab.paper.runs import Lengths, homogeneous, paper_lengths, scaled
@@ -32,7 +33,9 @@ Batches = Mapping[str, Callable[[int], tuple[str, Sequence[Lengths]]]]
 """By name, the engine of a batch and its requests, by its size."""
 
 
-def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BATCHES, passes: int = PASSES) -> Any:
+def figure_9(
+    laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BATCHES, passes: int = PASSES
+) -> Any:
     """The time of one batch over its size, by engine and workload.
 
     Equal requests as in the paper, on both engines. Then requests of unequal lengths: merged token by token without
@@ -43,28 +46,32 @@ def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BAT
     found: dict[str, dict[str, list[float]]] = {}
     spread: dict[str, float] = {}
     machine: list[dict[str, Any]] = []
+    equal = product(("orca", "ft"), [scaled(num, scale) for num in MICRO_PROMPTS])
     kinds: dict[str, Batches] = {
-        "equal": {
-            f"{engine}({scaled(num, scale)})": _equal(engine, scaled(num, scale), generated)
-            for engine in ("orca", "ft")
-            for num in MICRO_PROMPTS
-        },
+        "equal": {f"{engine}({num})": _equal(engine, num, generated) for engine, num in equal},
         "unequal": {"merged": _unequal(seed, scale), "padded": _padded(seed, scale)},
     }
     for kind, engines in kinds.items():
-        taken: dict[str, list[list[float]]] = {name: [[] for _ in sizes] for name in engines}
+        taken: dict[str, list[list[float]]] = {name: [] for name in engines}  # by pass and size
         order = list(engines)
         for _ in range(passes):
-            seconds, about = laboratory.quiet.run_quietly(partial(_one_pass, laboratory, engines, order, sizes))
+            seconds, about = laboratory.quiet.run_quietly(
+                partial(_one_pass, laboratory, engines, order, sizes)
+            )
             machine.append({"kind": kind, **about})
             for name, times in seconds.items():
-                for number, each in enumerate(times):
-                    taken[name][number].append(1e3 * each)
+                taken[name].append([1e3 * each for each in times])
             order.reverse()
-        found[kind] = {name: [statistics.median(each) for each in times] for name, times in taken.items()}
-        spread[kind] = statistics.median(max(each) / min(each) for times in taken.values() for each in times)
+        by_size = {name: list(zip(*times, strict=True)) for name, times in taken.items()}
+        found[kind] = {name: list(map(statistics.median, each)) for name, each in by_size.items()}
+        spread[kind] = statistics.median(
+            max(times) / min(times) for times in chain.from_iterable(by_size.values())
+        )
         for name, times in found[kind].items():
-            print(f"  {kind:<8} {name:<10}" + "".join(f"{each:>9,.0f}" for each in times) + " ms", flush=True)
+            print(
+                f"  {kind:<8} {name:<10}" + "".join(f"{each:>9,.0f}" for each in times) + " ms",
+                flush=True,
+            )
     merged, padded = found["unequal"].values()
     return {
         "batch_ms": found,
@@ -96,7 +103,9 @@ def batch_seconds(laboratory: Laboratory, engine: str, requests: Sequence[Length
     return max(laboratory.serve_requests(system, requests, [0.0] * size, has_gaps=False).ends)
 
 
-def _equal(engine: str, num_prompt: int, generated: int) -> Callable[[int], tuple[str, Sequence[Lengths]]]:
+def _equal(
+    engine: str, num_prompt: int, generated: int
+) -> Callable[[int], tuple[str, Sequence[Lengths]]]:
     return lambda size: (engine, homogeneous(num_prompt, generated, size))
 
 
@@ -113,7 +122,11 @@ def _padded(seed: int, scale: float) -> Callable[[int], tuple[str, Sequence[Leng
 
 
 def figure_10(
-    laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float, loads: Sequence[float] = LOADS
+    laboratory: Laboratory,
+    names: Sequence[str],
+    seed: int,
+    minutes: float,
+    loads: Sequence[float] = LOADS,
 ) -> dict[str, Any]:
     """The curves of the paper's workload, and the ratio of throughputs at one latency.
 
@@ -121,7 +134,9 @@ def figure_10(
     prompts of 128 tokens and 32 generated ones, both scaled. Throughput at this latency is found by halving rates.
     """
     start = time.monotonic()
-    sweep = Sweep(laboratory, lambda count: paper_lengths(count, seed, laboratory.scale), names, seed, loads)
+    sweep = Sweep(
+        laboratory, lambda count: paper_lengths(count, seed, laboratory.scale), names, seed, loads
+    )
     sweep.saturate()
     pair = _pair(names)
     base = execution_ms(laboratory, parse_system(pair[0]).max_bs) if pair else 0.0
@@ -130,15 +145,20 @@ def figure_10(
     if not pair:
         return found
     points = sweep.at_latency(2 * base, pair, seconds)
-    ours, theirs = points[pair[0]].throughput, points[pair[1]].throughput
+    ours = points[pair[0]].throughput
+    theirs = points[pair[1]].throughput
     return found | {
         "seconds": time.monotonic() - start,
         "normalized_execution_ms": base,
         "headline_latency_ms": 2 * base,
-        "headline_points": {name: point if point.throughput else None for name, point in points.items()},
+        "headline_points": {
+            name: point if point.throughput else None for name, point in points.items()
+        },
         "headline_ratio": ours / theirs if ours and theirs else None,
         "saturation_ratio": sweep.saturations[pair[0]] / sweep.saturations[pair[1]],
-        "ratios_along_curves": ratios(sweep.curves, *pair, [multiple * base for multiple in MULTIPLES]),
+        "ratios_along_curves": ratios(
+            sweep.curves, *pair, [multiple * base for multiple in MULTIPLES]
+        ),
     }
 
 
@@ -151,7 +171,11 @@ def execution_ms(laboratory: Laboratory, size: int) -> float:
 
 
 def figure_11(
-    laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float, loads: Sequence[float] = LOADS
+    laboratory: Laboratory,
+    names: Sequence[str],
+    seed: int,
+    minutes: float,
+    loads: Sequence[float] = LOADS,
 ) -> dict[str, Any]:
     """The curves of equal requests, whose latency is not normalised; each workload has half of the time."""
     start = time.monotonic()
@@ -160,7 +184,9 @@ def figure_11(
         equal = [scaled(length, laboratory.scale) for length in lengths]
         label = f"({equal[0]},{equal[1]})"
         print(f"{label}, after {kind} of the paper", flush=True)
-        sweeps[label] = sweep = Sweep(laboratory, _homogeneous(*equal), names, seed, loads, is_normalized=False)
+        sweeps[label] = sweep = Sweep(
+            laboratory, _homogeneous(*equal), names, seed, loads, is_normalized=False
+        )
         sweep.saturate()
         sweep.measure(minutes * number / len(EQUAL) - (time.monotonic() - start) / 60)
     return _of_sweeps(sweeps, laboratory, start)

@@ -9,16 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lab.paper.runs import Drive, Lengths, RunResult, serve
+from lab.paper.runs import Lengths, RunResult, serve
 from lab.paper.systems import System
 from lab.real.quiet import Quiet
 from orca_jax.assembly.support import adapted
-from orca_jax.bench.feed import sleep_until
-from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
-from orca_jax.step import Executor, Handle
 from orca_jax.timeline.writer import TimelineHeader
+from orca_jax.tools.bench.feed import Drive, sleep_until
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import EngineConfig, ModelConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.step import Executor, Handle
 
 SCHEDULERS = {"orca": "orca", "ft": "request_level", "chunked": "chunked"}
 """The scheduler of each kind of system."""
@@ -35,7 +36,7 @@ def settings_of(system: System, config: EngineConfig) -> EngineConfig:
         raise ConfigError(message, param="systems")
     changes: dict[str, Any] = {"scheduler": SCHEDULERS[system.kind], "max_num_seqs": system.max_bs}
     if system.kind == "ft":
-        changes["n_workers"] = -(-system.max_bs // system.mbs)
+        changes["n_workers"] = ceil_div(system.max_bs, system.mbs)
     return adapted(replace(config, **changes), changes)
 
 

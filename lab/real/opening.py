@@ -19,11 +19,11 @@ from lab.real.laboratory import Laboratory, settings_of
 from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import adapted
-from orca_jax.bench.measure import reschedule
-from orca_jax.config import EngineConfig
-from orca_jax.reporting import hardware
+from orca_jax.helpers.reporting import hardware
 from orca_jax.timeline.read import Timeline, parse_timeline
 from orca_jax.timeline.writer import TimelineWriter
+from orca_jax.tools.bench.measure import reschedule
+from orca_jax.values.config import EngineConfig
 
 _TREE = Path(__file__).parents[2]
 

@@ -4,12 +4,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lab.paper.runs import WARM_UP
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.reporting import p99_name, write_file
+from orca_jax.helpers.reporting import p99_name, write_file
+from orca_jax.values.errors import ConfigError, reason_of
 
 FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")}
 """Names of files without their endings."""
@@ -34,7 +35,9 @@ Found = Mapping[str, Any]
 def check_docs(directory: str | None) -> None:
     """Check the directory of pages, if there is one. Raises ConfigError; `param` is "docs"."""
     if directory is not None and not os.path.isdir(os.path.join(directory, "measured")):
-        raise ConfigError(f"docs {directory!r} is not a directory with a folder measured", param="docs")
+        raise ConfigError(
+            f"docs {directory!r} is not a directory with a folder measured", param="docs"
+        )
 
 
 def label_of(figure: str, found: Found) -> str:
@@ -99,7 +102,9 @@ def held_out_section(found: Mapping[str, Found]) -> str:
     tail = p99_name(count - int(count * WARM_UP))
     heads = [head.format(tail=tail) for head in SHOWN.values()]
     about = [_where(title, result, NAMES[HELD_OUT]), table(["", *heads], rows)]
-    errors = [_largest_errors(result[part]) for part in ("model", "held_out_model") if part in result]
+    errors = [
+        _largest_errors(result[part]) for part in ("model", "held_out_model") if part in result
+    ]
     text = "The largest errors of throughput and median normalised latency are {} for the model of the fit".format
     after = "" if len(errors) == 1 else f", and {errors[1]} for the other model, by the scaled cost"
     return "\n".join(["", *about, f"{text(errors[0])}{after}.\n"])
@@ -107,7 +112,11 @@ def held_out_section(found: Mapping[str, Found]) -> str:
 
 def _largest_errors(part: Mapping[str, Any]) -> str:
     keys = ("requests_per_s", "median_normalized_latency_ms")
-    return " and ".join(f"{max(abs(run[key]['error']) for run in part['runs'].values()):.1%}" for key in keys)
+    return " and ".join(f"{_largest_error(part, key):.1%}" for key in keys)
+
+
+def _largest_error(part: Mapping[str, Any], key: str) -> float:
+    return max(abs(run[key]["error"]) for run in part["runs"].values())
 
 
 def _error(row: Mapping[str, float]) -> str:
@@ -116,21 +125,25 @@ def _error(row: Mapping[str, float]) -> str:
 
 def section(found: Mapping[str, Found]) -> str:
     """The section in Markdown, by figure, and the usual model first."""
-    makers: Mapping[str, Callable[[Found], list[str]]] = {"fig9": _figure_9, "fig10": _figure_10, "fig11": _figure_11}
-    parts = [
-        paragraph
-        for figure, make in makers.items()
-        for label, result in found.items()
-        if label.partition("-")[0] == figure
-        for paragraph in make(result)
-    ]
+    makers: Mapping[str, Callable[[Found], list[str]]] = {
+        "fig9": _figure_9,
+        "fig10": _figure_10,
+        "fig11": _figure_11,
+    }
+    parts: list[str] = []
+    for figure, make in makers.items():
+        for label, result in found.items():
+            if label.partition("-")[0] == figure:
+                parts += make(result)
     return "\n".join(["", *parts]) if parts else ""
 
 
 def _figure_9(found: Found) -> list[str]:
     sizes = found["batch_sizes"]
-    rows = [[f"{kind}, {name}", *(f"{each:,.0f}" for each in times)]
-            for kind, engines in found["batch_ms"].items() for name, times in engines.items()]  # fmt: skip
+    rows = []
+    for kind, engines in found["batch_ms"].items():
+        for name, times in engines.items():
+            rows.append([f"{kind}, {name}", *(f"{each:,.0f}" for each in times)])
     ratio = found["padded_by_merged"][-1]
     outputs = found["generated_tokens"]
     prompts = found["prompt_tokens"]["unequal"]
@@ -155,7 +168,8 @@ def _figure_10(found: Found) -> list[str]:
 
 def _headline(found: Found) -> str:
     """The throughputs at the paper's latency, if both systems reached it, and with all requests at once."""
-    points, latency = found["headline_points"], f"{found['headline_latency_ms']:.0f} ms per token"
+    points = found["headline_points"]
+    latency = f"{found['headline_latency_ms']:.0f} ms per token"
     ours, theirs = points
     at_once = f"With all requests at once {ours} serves {found['saturation_ratio']:.2f} times the requests of {theirs}."
     if found["headline_ratio"] is None:
@@ -186,7 +200,7 @@ def _picture(title: str, found: Found) -> str:
 def _where(title: str, found: Found, file: str) -> str:
     """A paragraph: the command, the machine and its load."""
     groups = found.get("runs", [])
-    runs = [run for group in groups.values() for run in group] if isinstance(groups, Mapping) else groups
+    runs = list(chain.from_iterable(groups.values())) if isinstance(groups, Mapping) else groups
     return f"{title} {machine_of(found, runs)} ([JSON](measured/{file}.json)).\n"
 
 
@@ -195,27 +209,30 @@ def machine_of(found: Found, runs: Sequence[Found]) -> str:
     machine = found["hardware"]
     dtype = f" ({found['dtype']})" if "dtype" in found else ""
     flags = ", ".join(machine["cpu_flags"]) or "none"
-    command = found["command"].replace("python -m orca_jax.bench", "python -m lab")  # its name in earlier results
+    # its name in earlier results
+    command = found["command"].replace("python -m orca_jax bench", "python -m lab")
     text = (
         f"`{command}`, {found['began'][:10]}, commit {found['commit']}; {found['config']['model']}{dtype}, "
         f"{machine['devices']}, {machine['cores']} cores, {machine['cpu']} ({flags}); load average "
     )
     if not runs:  # results before this was noted
         return f"{text}{found['load_average'][0]:.1f} before"
-    load, steal = max(run["load_average"] for run in runs), max(run["steal"] or 0.0 for run in runs)
+    load = max(run["load_average"] for run in runs)
+    steal = max(run["steal"] or 0.0 for run in runs)
     repeated = sum(run["attempts"] > 1 for run in runs)
     return f"{text}at most {load:.1f} after a run, steal at most {steal:.1%}; {repeated} of {len(runs)} runs repeated"
 
 
 def _curves_table(found: Found, kind: str) -> str:
     """A row for each system: its saturation, and the median latency at each load."""
-    curves, saturations = found["curves"][kind], found["saturation"][kind]
+    curves = found["curves"][kind]
+    saturations = found["saturation"][kind]
     unit = {"ms": "ms", "ms/token": "ms per token"}[found["latency_unit"]]
     head = ["", "saturation, requests/s", *(f"{unit} at {load:g} of it" for load in found["loads"])]
-    rows = [
-        [name, f"{saturations[name]:.3g}", *(f"{latency:,.0f}" for _, latency in points)]
-        for name, points in curves.items()
-    ]
+    rows = []
+    for name, points in curves.items():
+        latencies = [f"{latency:,.0f}" for _, latency in points]
+        rows.append([name, f"{saturations[name]:.3g}", *latencies])
     return table(head, rows)
 
 
@@ -237,4 +254,6 @@ def _write(path: str, text: str) -> None:
     try:
         write_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be written: {reason_of(error)}", param="docs") from error
+        raise ConfigError(
+            f"{path!r} cannot be written: {reason_of(error)}", param="docs"
+        ) from error

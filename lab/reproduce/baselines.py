@@ -5,20 +5,20 @@ Each system is measured as in the paper, by the throughput at 190 ms per token, 
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from lab.baselines import POLICIES
-from lab.paper.effort import Effort
-from lab.paper.places import Place, simulate
+from lab.paper.effort import Effort, add_processes
+from lab.paper.places import Place, serve_system
 from lab.paper.runs import paper_lengths, poisson
 from lab.paper.sweep import point_at, saturation
 from lab.paper.systems import parse_system
 from lab.reproduce.blocks import RESULTS, table
 from lab.reproduce.claims import LATENCY
-from orca_jax.reporting import print_table, rounded, write_file
+from orca_jax.helpers.reporting import print_table, rounded, write_file
 
 RESULT = RESULTS / "baselines.json"
 RATES = (2.0, 5.0)
@@ -44,22 +44,28 @@ EFFORT = Effort(requests=600, single=300)
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    processes = os.cpu_count() or 1
-    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    add_processes(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and record the table."""
     found = rounded(baselines(replace(EFFORT, processes=args.processes)))
     write_file(RESULT, (json.dumps(found, indent=1) + "\n").encode())
-    print_table("baselines: requests/s, then ms", {" ".join(row[:2]): "  ".join(row[2:]) for row in rows(found)})
+    print_table(
+        "baselines: requests/s, then ms",
+        {" ".join(row[:2]): "  ".join(row[2:]) for row in rows(found)},
+    )
     return 0
 
 
 def baselines(effort: Effort) -> dict[str, Any]:
     """The figures of all systems by name, with the number of requests."""
     found = effort.map(measure, SYSTEMS, [effort] * len(SYSTEMS))
-    return {"requests": effort.requests, "latency_ms": LATENCY, "systems": dict(zip(SYSTEMS, found, strict=True))}
+    return {
+        "requests": effort.requests,
+        "latency_ms": LATENCY,
+        "systems": dict(zip(SYSTEMS, found, strict=True)),
+    }
 
 
 def measure(name: str, effort: Effort) -> dict[str, Any]:
@@ -67,7 +73,8 @@ def measure(name: str, effort: Effort) -> dict[str, Any]:
 
     A rate above the saturation is left out, since its latencies would only tell the length of the run.
     """
-    system, place = parse_system(name, POLICIES), Place()
+    system = parse_system(name, POLICIES)
+    place = Place()
     requests = paper_lengths(effort.of(system), effort.seed)
     top = saturation(system, place, requests)
     found: dict[str, Any] = {
@@ -77,7 +84,7 @@ def measure(name: str, effort: Effort) -> dict[str, Any]:
     for rate in RATES:
         if rate < top:
             arrivals = poisson(rate, len(requests), effort.seed)
-            found[f"{rate:g}"] = simulate(system, place, requests, arrivals).figures
+            found[f"{rate:g}"] = serve_system(system, place, requests, arrivals).figures
     return found
 
 
@@ -92,7 +99,7 @@ HEAD = (
     "system",
     "saturation",
     f"at {LATENCY:.0f} ms",
-    *(f"{title}, {rate:g}/s" for rate in RATES for title in _FIGURES.values()),
+    *(f"{title}, {rate:g}/s" for rate, title in product(RATES, _FIGURES.values())),
 )
 
 
@@ -100,9 +107,20 @@ def rows(found: Mapping[str, Any]) -> Sequence[Sequence[str]]:
     """The rows of the table, as `HEAD`: requests/s, then ms."""
     lines = []
     for name, figures in found["systems"].items():
-        rates = [f"{figures[key]:#.3g}" for key in ("saturation_requests_per_s", "requests_per_s_at_latency")]
-        times = [figures.get(f"{rate:g}", {}).get(key) for rate in RATES for key in _FIGURES]
-        lines.append([SYSTEMS[name], f"`{name}`", *rates, *["" if time is None else f"{time:,.0f}" for time in times]])
+        rates = [
+            f"{figures[key]:#.3g}"
+            for key in ("saturation_requests_per_s", "requests_per_s_at_latency")
+        ]
+        columns = product(RATES, _FIGURES)
+        times = [figures.get(f"{rate:g}", {}).get(key) for rate, key in columns]
+        lines.append(
+            [
+                SYSTEMS[name],
+                f"`{name}`",
+                *rates,
+                *["" if time is None else f"{time:,.0f}" for time in times],
+            ]
+        )
     return lines
 
 

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lab.paper.beyond import COLUMNS
+from lab.paper.points import DIGITISING, largest, read_figure_10
 from lab.reproduce.rows import shown as printed
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -35,49 +37,85 @@ def errors() -> str:
     by_name = {row["name"]: row for row in recorded()}
     cells = []
     for engine, title in ENGINES.items():
-        for what, words in (("latency", "within the error of digitising"), ("strict", "without tolerance")):
+        for what, words in (
+            ("latency", "within the error of digitising"),
+            ("strict", "without tolerance"),
+        ):
             rows = [by_name[f"fig10.{model}.{engine}.{what}"] for model in MODELS]
             limits = [percent(row["limit"]) for row in rows]
             cells.append(
-                (f"{title}, {words}", *[percent(row["ours"]) for row in rows], ", ".join(filter(None, limits)))
+                (
+                    f"{title}, {words}",
+                    *[percent(row["ours"]) for row in rows],
+                    ", ".join(filter(None, limits)),
+                )
             )
         for kind in ("held_out", "unfitted"):
             row = by_name[f"fig10.175B.{engine}.{kind}"]
-            cells.append((f"{title}, {kind.replace('_', ' ')}", "", percent(row["ours"]), "", percent(row["limit"])))
+            cells.append(
+                (
+                    f"{title}, {kind.replace('_', ' ')}",
+                    "",
+                    percent(row["ours"]),
+                    "",
+                    percent(row["limit"]),
+                )
+            )
+    cells += _digitising()
     for name in ("mean", "worst"):
         row = by_name[f"fig10.saturation.{name}"]
-        cells.append((f"saturation of all, {name}", "", percent(row["error"]), "", percent(row["limit"])))
+        cells.append(
+            (f"saturation of all, {name}", "", percent(row["error"]), "", percent(row["limit"]))
+        )
     return table(("mean error", *MODELS, "tolerance"), cells)
+
+
+def _digitising() -> list[tuple[str, ...]]:
+    """The error of digitising as a share of the largest throughput that the paper's figure has for an engine."""
+    paper = read_figure_10()
+    cells = []
+    for engine, title in ENGINES.items():
+        shares = []
+        for model in MODELS:
+            tops = [
+                largest(points) for name, points in paper[model].items() if name.startswith(engine)
+            ]
+            shares.append(percent(DIGITISING / max(tops)))
+        text = (
+            f"{title}: the error of digitising, {DIGITISING} requests/s, of the axis of its curves"
+        )
+        cells.append((text, *shares, ""))
+    return cells
 
 
 def what_if() -> str:
     """The errors of ORCA's latency and saturation with other numbers."""
     found = json.loads((RESULTS / "what-if.json").read_text(encoding="utf-8"))["table"]
-    cells = [
-        (
-            name,
-            *[percent(each[model]["latency"]) for model in MODELS],
-            *[percent(each[m]["saturation"]) for m in MODELS],
-        )
-        for name, each in found.items()
-    ]
-    return table(("ORCA with", *[f"{m}, latency" for m in MODELS], *[f"{m}, saturation" for m in MODELS]), cells)
+    cells = []
+    for name, each in found.items():
+        latency = [percent(each[model]["latency"]) for model in MODELS]
+        saturation = [percent(each[model]["saturation"]) for model in MODELS]
+        cells.append((name, *latency, *saturation))
+    return table(
+        ("ORCA with", *[f"{m}, latency" for m in MODELS], *[f"{m}, saturation" for m in MODELS]),
+        cells,
+    )
 
 
 def beyond() -> str:
     """The studies beyond the paper's figures."""
     found = json.loads((RESULTS / "beyond.json").read_text(encoding="utf-8"))
     columns = {name: title for name, title in COLUMNS.items() if name != "arrivals_per_s"}
-    cells = [
-        (study, *[f"{figures[name]:,.4g}" if name in figures else "" for name in columns])
-        for study, figures in found.items()
-    ]
+    cells = []
+    for study, figures in found.items():
+        shown = [f"{figures[name]:,.4g}" if name in figures else "" for name in columns]
+        cells.append((study, *shown))
     return table(("", *columns.values()), cells)
 
 
 def later() -> str:
     """The rows of later papers, and why they differ."""
-    rows = {row["name"]: row for form in ("quick", "full") for row in recorded(form)}
+    rows = {row["name"]: row for row in chain(recorded("quick"), recorded("full"))}
     cells = [
         (row["text"], printed(row["ours"]), printed(row["paper"]), f"**{row['verdict']}**")
         for row in rows.values()
@@ -90,7 +128,10 @@ def later() -> str:
     )
     reasons = [(import_module(f"lab.shelf.{name}").__doc__ or "").strip() for name in REASONS]
     parts = ["### What was run, and why it differs", *reasons]
-    return "\n\n".join([about + table(("value", "ours", "the paper", "verdict"), cells), *parts]) + "\n"
+    return (
+        "\n\n".join([about + table(("value", "ours", "the paper", "verdict"), cells), *parts])
+        + "\n"
+    )
 
 
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
@@ -108,7 +149,13 @@ def shown(value: Any) -> str:
 
 def percent(value: float | None) -> str:
     """A share with one digit; nothing for None."""
-    return "" if value is None else f"{100 * value:.1f} %" if value < 0.0995 else f"{100 * value:.0f} %"
+    return (
+        ""
+        if value is None
+        else f"{100 * value:.1f} %"
+        if value < 0.0995
+        else f"{100 * value:.0f} %"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

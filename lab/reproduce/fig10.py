@@ -1,12 +1,13 @@
 """Figure 10: latency over throughput with the paper's workload, on 101B, 175B and 341B (section 6.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
 from lab.paper.effort import Effort
-from lab.paper.fits import FITTED, UNFITTED
+from lab.paper.fits import FITTED, UNFITTED, Fit
 from lab.paper.held_out import held_out
 from lab.paper.places import Place
 from lab.paper.points import Digitised, latency_errors, read_figure_10, saturation_error
@@ -22,38 +23,47 @@ HELD_OUT, HELD_OUT_LIMIT = "175B", 0.06
 
 Curves = Mapping[str, Curve]
 """Curves of a model by system."""
+Steps = Generator[list[Row], None, dict[str, Any]]
+"""Yields rows as they are known, and returns the results."""
 
 
-def reproduce(effort: Effort, models: tuple[str, ...] = MODELS) -> tuple[dict[str, Any], list[Row]]:
-    """Return the results and their rows."""
+def reproduce(effort: Effort, models: tuple[str, ...] = MODELS) -> Steps:
+    """Yield the rows of each model, then those of all; return the results."""
     paper = read_figure_10()
-    cases = [(FITTED, model, name) for model in models for name in paper[model]]
-    if HELD_OUT in models:
-        cases += [(fit, HELD_OUT, name) for fit in (held_out(), UNFITTED) for name in paper[HELD_OUT]]
-    columns = list(zip(*cases, strict=True))
-    places = [Place(model, fit=fit) for fit, model in zip(columns[0], columns[1], strict=True)]
-    found: dict[str, dict[str, dict[str, Curve]]] = {}
-    for (fit, model, name), curve in zip(
-        cases, effort.map(paper_curve, columns[2], places, [effort] * len(cases)), strict=True
-    ):
-        found.setdefault(fit.kind, {}).setdefault(model, {})[name] = curve
-    fitted = found["fitted"]
-    rows = [row for model in models for row in errors(model, fitted[model], paper)]
+    fitted: dict[str, Curves] = {}
+    found: dict[str, dict[str, Curves]] = {FITTED.kind: fitted}
+    for model in models:
+        fitted[model] = _curves(model, FITTED, paper, effort)
+        yield errors(model, fitted[model], paper)
+        yield [claims.larger_batches(model, fitted[model])]
+        if model == "101B":
+            yield [claims.low_load(fitted[model], paper[model])]
+        if model == "341B":
+            yield claims.order_of_magnitude(model, fitted[model], FITTED, paper[model])
     if len(models) == len(MODELS):
-        rows += saturations(fitted, paper)
+        yield saturations(fitted, paper)
     if HELD_OUT in models:
-        rows += predictions(found, paper)
-        rows += claims.headline(effort) + claims.best_sizes(effort)
-    if "101B" in models:
-        rows.append(claims.low_load(fitted["101B"], paper["101B"]))
-    rows += [claims.larger_batches(model, fitted[model]) for model in models]
-    if "341B" in models:
-        rows.append(claims.order_of_magnitude("341B", fitted["341B"], FITTED))
-    shown = {
-        kind: {model: {name: asdict(curve) for name, curve in curves.items()} for model, curves in each.items()}
-        for kind, each in found.items()
-    }
-    return {"curves": shown}, rows
+        for fit in (held_out(), UNFITTED):
+            found[fit.kind] = {HELD_OUT: _curves(HELD_OUT, fit, paper, effort)}
+            yield predictions(fit.kind, found[fit.kind][HELD_OUT], paper)
+        yield claims.headline(effort)
+        yield claims.best_sizes(effort)
+    shown = {}
+    for kind, each in found.items():
+        shown[kind] = {model: _as_dicts(curves) for model, curves in each.items()}
+    return {"curves": shown}
+
+
+def _as_dicts(curves: Curves) -> dict[str, dict[str, Any]]:
+    return {name: asdict(curve) for name, curve in curves.items()}
+
+
+def _curves(model: str, fit: Fit, paper: Digitised, effort: Effort) -> Curves:
+    """The curve of each system that the paper has for a model."""
+    names = list(paper[model])
+    place = Place(model, fit=fit)
+    curves = effort.map(paper_curve, names, [place] * len(names), [effort] * len(names))
+    return dict(zip(names, curves, strict=True))
 
 
 def errors(model: str, curves: Curves, paper: Digitised, kind: str = "fitted") -> list[Row]:
@@ -63,21 +73,33 @@ def errors(model: str, curves: Curves, paper: Digitised, kind: str = "fitted") -
         limit = FT_LIMIT if engine == "ft" else ORCA_LIMITS[model]
         points = {name: each for name, each in paper[model].items() if name.startswith(engine)}
         for tolerance, name in ((0.02, "latency"), (0.0, "strict")):
-            error = fmean([e for each in points for e in latency_errors(curves[each].points, points[each], tolerance)])
-            text = f"{model}: mean |log| of latency, {title}" + ("" if tolerance else ", without tolerance")
+            of_systems = [
+                latency_errors(curves[each].points, points[each], tolerance) for each in points
+            ]
+            error = fmean(chain.from_iterable(of_systems))
+            text = f"{model}: mean |log| of latency, {title}" + (
+                "" if tolerance else ", without tolerance"
+            )
             rows.append(
-                Row(f"fig10.{model}.{engine}.{name}", text, error, "points", error, limit if tolerance else None)
+                Row(
+                    f"fig10.{model}.{engine}.{name}",
+                    text,
+                    error,
+                    "points",
+                    error,
+                    limit if tolerance else None,
+                )
             )
     return rows
 
 
 def saturations(found: Mapping[str, Curves], paper: Digitised) -> list[Row]:
     """The errors of the throughput with all requests at once."""
-    values = {
-        f"{name} on {model}": saturation_error(curves[name].saturation, points)
-        for model, curves in found.items()
-        for name, points in paper[model].items()
-    }
+    values = {}
+    for model, curves in found.items():
+        for name, points in paper[model].items():
+            error = saturation_error(curves[name].saturation, points)
+            values[f"{name} on {model}"] = error
     worst = max(values, key=lambda name: abs(values[name]))
     mean = fmean([abs(value) for value in values.values()])
     limit, limit_of_worst = SATURATION_LIMITS
@@ -88,16 +110,15 @@ def saturations(found: Mapping[str, Curves], paper: Digitised) -> list[Row]:
     ]  # fmt: skip
 
 
-def predictions(found: Mapping[str, Mapping[str, Curves]], paper: Digitised) -> list[Row]:
-    """The errors on 175B of fits that did not see it."""
+def predictions(kind: str, curves: Curves, paper: Digitised) -> list[Row]:
+    """The errors on 175B of a fit that did not see it."""
     rows = []
-    for kind in ("held out", "unfitted"):
-        for row in errors(HELD_OUT, found[kind][HELD_OUT], paper):
-            if not row.name.endswith("latency"):
-                continue
-            _, model, engine, _ = row.name.split(".")
-            is_judged = kind == "held out" and engine == "orca"
-            limit = HELD_OUT_LIMIT if is_judged else None
-            name = f"fig10.{model}.{engine}.{kind.replace(' ', '_')}"
-            rows.append(Row(name, f"{row.text}, {kind}", row.ours, row.paper, row.error, limit))
+    for row in errors(HELD_OUT, curves, paper):
+        if not row.name.endswith("latency"):
+            continue
+        _, model, engine, _ = row.name.split(".")
+        is_judged = kind == "held out" and engine == "orca"
+        limit = HELD_OUT_LIMIT if is_judged else None
+        name = f"fig10.{model}.{engine}.{kind.replace(' ', '_')}"
+        rows.append(Row(name, f"{row.text}, {kind}", row.ours, row.paper, row.error, limit))
     return rows

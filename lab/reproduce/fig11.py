@@ -1,11 +1,12 @@
 """Figure 11: latency over throughput of equal requests on 175B (section 6.2). The paper does not normalise it."""
 
 import statistics
+from itertools import product
 from typing import Any
 
 from lab.baselines import POLICIES
 from lab.paper.effort import Effort
-from lab.paper.places import Place, simulate
+from lab.paper.places import Place, serve_system
 from lab.paper.runs import homogeneous, poisson
 from lab.paper.sweep import LOADS, saturation
 from lab.paper.systems import parse_system
@@ -17,12 +18,15 @@ EQUAL = {"(32,32)": (32, 32), "(256,256)": (256, 256)}
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """Return the results and their rows."""
-    cases = [(kind, name) for kind in EQUAL for name in SYSTEMS]
-    found = effort.map(curve, [kind for kind, _ in cases], [name for _, name in cases], [effort] * len(cases))
+    cases = list(product(EQUAL, SYSTEMS))
+    found = effort.map(
+        curve, [kind for kind, _ in cases], [name for _, name in cases], [effort] * len(cases)
+    )
     tops: dict[str, dict[str, float]] = {kind: {} for kind in EQUAL}
     curves: dict[str, dict[str, Any]] = {kind: {} for kind in EQUAL}
     for (kind, name), (top, points) in zip(cases, found, strict=True):
-        tops[kind][name], curves[kind][name] = top, points
+        tops[kind][name] = top
+        curves[kind][name] = points
     rows = []
     for kind, rates in tops.items():
         rows.append(_order(kind, rates, "orca(1)", "ft(8,8)", "C7"))
@@ -38,12 +42,13 @@ def _order(kind: str, rates: dict[str, float], lower: str, higher: str, claim: s
 
 def curve(kind: str, name: str, effort: Effort) -> tuple[float, list[tuple[float, float]]]:
     """The saturation, and the points of throughput and median latency in seconds."""
-    system, place = parse_system(name, POLICIES), Place()
+    system = parse_system(name, POLICIES)
+    place = Place()
     requests = homogeneous(*EQUAL[kind], max(60, effort.of(system) // 4))
     top = saturation(system, place, requests)
     points = []
     for load in LOADS[::2]:
-        run = simulate(system, place, requests, poisson(load * top, len(requests), effort.seed))
+        run = serve_system(system, place, requests, poisson(load * top, len(requests), effort.seed))
         generated = requests[0].num_generated
         points.append((run.throughput, statistics.median(run.normalized) * generated))
     return top, points

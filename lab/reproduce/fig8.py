@@ -16,9 +16,14 @@ def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     found = figure_8(effort)
     rows = []
     for workload, gains in found["gain"].items():
-        ours, theirs = gains["orca"][str(STAGES)], gains["ft"][str(STAGES)]
+        ours = gains["orca"][str(STAGES)]
+        theirs = gains["ft"][str(STAGES)]
         text = f"throughput with {STAGES} batches in flight, 1 = one batch: orca(8), {workload} requests"
-        rows.append(Row(f"fig8.orca.{workload}", text, ours, "no bubbles", holds=ours >= LEAST_GAIN))
-        text = f"ft(8,2) cuts its batch into {STAGES} microbatches, 1 = ft(8,8): {workload} requests"
+        rows.append(
+            Row(f"fig8.orca.{workload}", text, ours, "no bubbles", holds=ours >= LEAST_GAIN)
+        )
+        text = (
+            f"ft(8,2) cuts its batch into {STAGES} microbatches, 1 = ft(8,8): {workload} requests"
+        )
         rows.append(Row(f"fig8.ft.{workload}", text, theirs, "bubbles", holds=theirs < ours))
     return found, rows

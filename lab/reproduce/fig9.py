@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, Fit
-from lab.paper.places import Place, simulate
+from lab.paper.places import Place, serve_system
 from lab.paper.points import read_figure_9b
 from lab.paper.runs import homogeneous
 from lab.paper.systems import System
@@ -15,6 +16,7 @@ from lab.reproduce.rows import Row
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 GENERATED = 32
+ENGINES = ("orca", "ft")
 PROMPTS = (32, 128)
 PANELS = {"9a": "13B", "9b": "101B", "9c": "175B"}
 WORSE = 0.25
@@ -22,41 +24,54 @@ WORSE = 0.25
 PAPER_GAIN = 1.47
 
 
-def batch_ms(engine: str, model: str, num_prompt: int, size: int, fit: Fit = FITTED) -> float | None:
+def batch_ms(
+    engine: str, model: str, num_prompt: int, size: int, fit: Fit = FITTED
+) -> float | None:
     """Milliseconds of a batch, without pipelining for either engine, as in the paper; None: out of memory."""
     place = Place(model, fit=fit, n_workers=1)
     system = System("orca", size) if engine == "orca" else System("ft", size, size)
     if not place.fits(system):
         return None
-    return 1e3 * max(simulate(system, place, homogeneous(num_prompt, GENERATED, size), [0.0] * size).ends)
+    return 1e3 * max(
+        serve_system(system, place, homogeneous(num_prompt, GENERATED, size), [0.0] * size).ends
+    )
+
+
+def _times(model: str) -> dict[str, list[float | None]]:
+    """The milliseconds of batches of all sizes, by engine and length of the prompts."""
+    found = {}
+    for engine, num_prompt in product(ENGINES, PROMPTS):
+        found[f"{engine}({num_prompt})"] = [
+            batch_ms(engine, model, num_prompt, size) for size in BATCHES
+        ]
+    return found
 
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """Return the results and their rows."""
-    times = {
-        panel: {
-            f"{engine}({num_prompt})": [batch_ms(engine, model, num_prompt, size) for size in BATCHES]
-            for engine in ("orca", "ft")
-            for num_prompt in PROMPTS
-        }
-        for panel, model in PANELS.items()
-    }
+    times = {panel: _times(model) for panel, model in PANELS.items()}
     points = read_figure_9b()
-    errors = {
-        engine: [
-            abs(math.log(ours / paper))
-            for (name, num_prompt, size), paper in points.items()
-            if name == engine and (ours := times["9b"][f"{engine}({num_prompt})"][BATCHES.index(size)]) is not None
-        ]
-        for engine in ("orca", "ft")
-    }
+    errors: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    for (engine, num_prompt, size), paper in points.items():
+        ours = times["9b"][f"{engine}({num_prompt})"][BATCHES.index(size)]
+        if ours is not None:
+            errors[engine].append(abs(math.log(ours / paper)))
     every = errors["orca"] + errors["ft"]
     rows = [
         Row(f"fig9.9b.{engine}", f"9b, 101B: mean |log| of a batch's time, {engine}", fmean(each), "points",
             fmean(each), 0.08)
         for engine, each in errors.items()
     ]  # fmt: skip
-    rows.append(Row("fig9.9b.worst", "9b, 101B: the worst of all batches", max(every), "points", max(every), 0.20))
+    rows.append(
+        Row(
+            "fig9.9b.worst",
+            "9b, 101B: the worst of all batches",
+            max(every),
+            "points",
+            max(every),
+            0.20,
+        )
+    )
     rows += [_slightly_worse(panel, times[panel]) for panel in ("9a", "9b")]
     rows += [_memory_limit("13B", 8), _memory_limit("101B", 16)]
     gain = max(_ratios(times["9c"]))
@@ -76,12 +91,11 @@ def _as_lists(points: dict[tuple[str, int, int], float]) -> dict[str, list[float
 
 def _ratios(times: dict[str, list[float | None]]) -> list[float]:
     """The time of FasterTransformer's batches over that of ORCA's."""
-    return [
-        ft / orca
-        for num_prompt in PROMPTS
-        for ft, orca in zip(times[f"ft({num_prompt})"], times[f"orca({num_prompt})"], strict=True)
-        if ft is not None and orca is not None
-    ]
+    ratios = []
+    for num_prompt in PROMPTS:
+        pairs = zip(times[f"ft({num_prompt})"], times[f"orca({num_prompt})"], strict=True)
+        ratios += [ft / orca for ft, orca in pairs if ft is not None and orca is not None]
+    return ratios
 
 
 def _slightly_worse(panel: str, times: dict[str, list[float | None]]) -> Row:
@@ -95,7 +109,14 @@ def _memory_limit(model: str, size: int) -> Row:
     place = Place(model)
     largest = max([each for each in range(1, 2 * size) if place.fits(System("ft", each, each))])
     text = f"{model}: the largest batch of FasterTransformer; {size} is out of memory"
-    return Row(f"fig9.memory.{model}", text, largest, f"below {size}", claim="C4", holds=size // 2 <= largest < size)
+    return Row(
+        f"fig9.memory.{model}",
+        text,
+        largest,
+        f"below {size}",
+        claim="C4",
+        holds=size // 2 <= largest < size,
+    )
 
 
 def normalised_ms(model: str, fit: Fit = FITTED) -> float:

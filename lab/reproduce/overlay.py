@@ -6,26 +6,30 @@ Blue and orange are fitted, green is held out, purple is not fitted at all; grey
 import argparse
 import json
 from collections.abc import Mapping
+from itertools import chain, product
 from typing import Any
 
 from lab.pages import ROOT
 from lab.paper.pipeline import stage_times
 from lab.paper.points import read_figure_10
 from lab.paper.stages_plot import plot_stages
-from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
+from orca_jax.helpers.reporting import new_figure, save_plot, use_plain_numbers
 from orca_jax.timeline.palette import DASHES, OTHERS, SCHEDULERS
 
 FILE = ROOT / "docs" / "reproduction.svg"
 STAGES = ROOT / "docs" / "paper-fig8.svg"
 RESULTS = ROOT / "lab" / "results"
-ORCA, FT = SCHEDULERS["orca"].color, SCHEDULERS["request_level"].color
+ORCA = SCHEDULERS["orca"].color
+FT = SCHEDULERS["request_level"].color
 KINDS = {"held out": SCHEDULERS["chunked"].color, "unfitted": OTHERS[0]}
 POINTS = {"c": "#555555", "s": 18, "alpha": 0.55, "linewidths": 0, "zorder": 3}
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("--form", choices=("full", "quick"), default="full", help="results to draw (default: full)")
+    parser.add_argument(
+        "--form", choices=("full", "quick"), default="full", help="results to draw (default: full)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
 def read(name: str, form: str = "full") -> dict[str, Any]:
     """The recorded results of a figure."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(
+        (RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -45,7 +51,8 @@ def draw(found: Mapping[str, Any], path: str) -> None:
     """Draw Figure 10 in the first row, its predictions and Figure 9b in the second, Figures 8 and 11 in the third."""
     figure = new_figure(10.5, 11.0)
     panels = figure.subplots(3, 3)
-    paper, curves = read_figure_10(), found["fig10"]["curves"]
+    paper = read_figure_10()
+    curves = found["fig10"]["curves"]
     for axes, (model, systems) in zip(panels[0], curves["fitted"].items(), strict=True):
         _latencies(axes, f"Figure 10, {model}: fitted", systems, paper[model])
     for axes, (kind, color) in zip(panels[1], KINDS.items(), strict=False):
@@ -62,15 +69,29 @@ def draw(found: Mapping[str, Any], path: str) -> None:
 def _style(names: list[str], name: str, color: str | None) -> dict[str, Any]:
     own = ORCA if name.startswith("orca") else FT
     family = [each for each in names if each[:2] == name[:2]]
-    return {"color": color or own, "linestyle": DASHES[family.index(name) % len(DASHES)], "linewidth": 1.3}
+    return {
+        "color": color or own,
+        "linestyle": DASHES[family.index(name) % len(DASHES)],
+        "linewidth": 1.3,
+    }
 
 
-def _latencies(axes: Any, title: str, systems: Mapping[str, Any], paper: Any, color: str | None = None) -> None:
+def _latencies(
+    axes: Any, title: str, systems: Mapping[str, Any], paper: Any, color: str | None = None
+) -> None:
     for name, curve in systems.items():
-        axes.plot(*zip(*curve["points"], strict=True), label=name, **_style(list(systems), name, color))
-    points = [point for name in systems for point in paper[name]]
+        axes.plot(
+            *zip(*curve["points"], strict=True), label=name, **_style(list(systems), name, color)
+        )
+    points = chain.from_iterable(paper[name] for name in systems)
     axes.scatter(*zip(*points, strict=True), label="the paper, read off", **POINTS)
-    axes.set(title=title, xlabel="requests/s", ylabel="median ms per token", yscale="log", ylim=(25, 2500))
+    axes.set(
+        title=title,
+        xlabel="requests/s",
+        ylabel="median ms per token",
+        yscale="log",
+        ylim=(25, 2500),
+    )
     axes.set_xlim(left=0)
     use_plain_numbers(axes.yaxis)
     axes.grid(visible=True, alpha=0.25)
@@ -79,11 +100,17 @@ def _latencies(axes: Any, title: str, systems: Mapping[str, Any], paper: Any, co
 def _batches(axes: Any, found: Mapping[str, Any]) -> None:
     times = found["batch_ms"]["9b"]
     for name, ours in times.items():
-        known = [(size, ms) for size, ms in zip(found["batch_sizes"], ours, strict=True) if ms is not None]
+        known = [
+            (size, ms)
+            for size, ms in zip(found["batch_sizes"], ours, strict=True)
+            if ms is not None
+        ]
         axes.plot(*zip(*known, strict=True), label=name, **_style(list(times), name, None))
         points = list(zip(found["batch_sizes"], found["paper_9b_ms"][name], strict=False))
         axes.scatter(*zip(*points, strict=True), **POINTS)
-    axes.set(title="Figure 9b, 101B: fitted", xlabel="batch size", ylabel="ms of a batch", xscale="log")
+    axes.set(
+        title="Figure 9b, 101B: fitted", xlabel="batch size", ylabel="ms of a batch", xscale="log"
+    )
     axes.set_xticks(found["batch_sizes"], found["batch_sizes"])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
@@ -91,11 +118,13 @@ def _batches(axes: Any, found: Mapping[str, Any]) -> None:
 
 
 def _stages(axes: Any, gain: Mapping[str, Any]) -> None:
-    names = [(workload, name) for workload in gain for name in ("orca", "ft")]
+    names = list(product(gain, ("orca", "ft")))
     heights = [gain[workload][name]["4"] for workload, name in names]
     colors = [ORCA if name == "orca" else FT for _, name in names]
     axes.bar(range(len(names)), heights, color=colors)
-    axes.set_xticks(range(len(names)), [f"{name}\n{workload}" for workload, name in names], fontsize=7)
+    axes.set_xticks(
+        range(len(names)), [f"{name}\n{workload}" for workload, name in names], fontsize=7
+    )
     axes.set(title="Figure 8, 341B: 4 batches in flight", ylabel="throughput, 1 = one batch")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Verdict = Literal["PASS", "FAIL", "INPUT"]
+Verdict = Literal["PASS", "FAIL", "INPUT", "SHOWN"]
 EXPECTED = Path(__file__).with_name("expected.json")
 """The verdicts of each form of the command, by the name of the row."""
 
@@ -24,7 +24,7 @@ class Row:
         error: the error of our value: a share, unless `text` says otherwise; None for a sentence that holds or not.
         limit: the tolerance of the error, stated before the run.
         is_input: True if an assumption decides the value.
-        holds: for rows without an error.
+        holds: whether a sentence of the paper holds; None: there is nothing to judge without a limit.
     """
 
     name: str
@@ -35,31 +35,34 @@ class Row:
     limit: float | None = None
     claim: str = ""
     is_input: bool = False
-    holds: bool = True
+    holds: bool | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """INPUT, or whether the error is within the tolerance."""
+        """INPUT, whether the error is within the tolerance or the sentence holds, or SHOWN: there is no limit."""
         if self.is_input:
             return "INPUT"
-        if self.error is None or self.limit is None:
-            return "PASS" if self.holds else "FAIL"
-        return "PASS" if self.error <= self.limit else "FAIL"
+        holds = self.holds
+        if self.error is not None and self.limit is not None:
+            holds = self.error <= self.limit
+        if holds is None:
+            return "SHOWN"
+        return "PASS" if holds else "FAIL"
 
     def as_json(self) -> dict[str, Any]:
         """The row with its verdict."""
         return asdict(self) | {"verdict": self.verdict}
 
 
-def print_rows(title: str, rows: Sequence[Row]) -> None:
-    """Print a title and a line for each row."""
-    print(title)
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print a line for each row, at once."""
     for row in rows:
         error = "" if row.error is None else f"error {row.error:6.1%}"
         limit = "" if row.limit is None else f"at most {row.limit:.0%}"
         print(
             f"  {row.verdict:<5} {row.claim:<2} {row.text:<78} {shown(row.ours):>16} {shown(row.paper):>16}"
-            f"  {error:<13} {limit}"
+            f"  {error:<13} {limit}",
+            flush=True,
         )
 
 

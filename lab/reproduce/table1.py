@@ -6,9 +6,9 @@ from lab.paper.effort import Effort
 from lab.paper.gpt import MODELS
 from lab.reproduce.rows import Row
 from orca_jax.model.describe import read_model_config
-from orca_jax.plan.accelerators import ACCELERATORS, Devices, PeakShares
-from orca_jax.plan.memory import Demand
-from orca_jax.plan.options import choose, options
+from orca_jax.tools.plan.accelerators import ACCELERATORS, Devices, PeakShares
+from orca_jax.tools.plan.memory import Demand
+from orca_jax.tools.plan.options import choose, options
 
 DEVICE = "a100-40"
 TARGET_MS = 100.0  # the planner's default

@@ -2,27 +2,30 @@
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from lab.paper.effort import Effort
+from lab.paper.effort import Effort, add_processes
 from lab.paper.fits import FITTED, UNFITTED, Fit, one_pair
 from lab.paper.held_out import held_out
 from lab.paper.places import Place
-from lab.paper.points import latency_errors, read_figure_10, saturation_error
+from lab.paper.points import latency_errors, orca_systems, read_figure_10, saturation_error
 from lab.paper.sweep import paper_curve
 from lab.reproduce import claims
 from lab.reproduce.command import RESULTS
-from orca_jax.reporting import print_table, rounded, write_file
+from orca_jax.helpers.reporting import print_table, rounded, write_file
 
 WHAT_IF: Mapping[str, Callable[[], Fit]] = {
     "as published": lambda: FITTED,
     "attention batched: no seconds for each request": lambda: replace(FITTED, request=0.0),
-    "one iteration in flight on one stage, as Algorithm 1 is written": lambda: replace(FITTED, in_flight=1),
-    "the pair of 175B for all models": lambda: replace(FITTED, efficiencies=one_pair(*FITTED.efficiencies["175B"])),
+    "one iteration in flight on one stage, as Algorithm 1 is written": lambda: replace(
+        FITTED, in_flight=1
+    ),
+    "the pair of 175B for all models": lambda: replace(
+        FITTED, efficiencies=one_pair(*FITTED.efficiencies["175B"])
+    ),
     "one pair, fitted to 101B and 341B": held_out,
     "not fitted: the pair of BLOOM-176B": lambda: UNFITTED,
 }
@@ -33,8 +36,7 @@ EFFORT = Effort(requests=600)
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    processes = os.cpu_count() or 1
-    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    add_processes(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,13 +44,18 @@ def run(args: argparse.Namespace) -> int:
     effort = replace(EFFORT, processes=args.processes)
     table = {name: orca_errors(make(), effort) for name, make in WHAT_IF.items()}
     print_table(
-        "what if: mean |log| of ORCA's latency, and of its saturation", {n: _cells(e) for n, e in table.items()}
+        "what if: mean |log| of ORCA's latency, and of its saturation",
+        {n: _cells(e) for n, e in table.items()},
     )
-    ratios = {f"{factor:g}": _headline(replace(FITTED, ft_factor=factor), effort) for factor in FACTORS}
+    ratios = {
+        f"{factor:g}": _headline(replace(FITTED, ft_factor=factor), effort) for factor in FACTORS
+    }
     print_table("the headline by the factor of FasterTransformer", ratios)
     values = [_headline(FITTED, replace(effort, seed=seed)) for seed in range(NUM_SEEDS)]
     seeds = {"mean": fmean(values), "standard_deviation": stdev(values), "values": values}
-    print_table(f"the headline over {NUM_SEEDS} seeds", {"mean": seeds["mean"], "deviation": stdev(values)})
+    print_table(
+        f"the headline over {NUM_SEEDS} seeds", {"mean": seeds["mean"], "deviation": stdev(values)}
+    )
     line = rounded({"requests": effort.requests, "table": table, "factors": ratios, "seeds": seeds})
     write_file(RESULTS / "what-if.json", (json.dumps(line, indent=1) + "\n").encode())
     return 0
@@ -62,7 +69,7 @@ def _headline(fit: Fit, effort: Effort) -> float:
 def orca_errors(fit: Fit, effort: Effort) -> dict[str, Any]:
     """The errors of ORCA's latency (within the tolerance) and saturation by model."""
     paper = read_figure_10()
-    cases = [(model, name) for model in paper for name in paper[model] if name.startswith("orca")]
+    cases = orca_systems(paper, paper)
     places = [Place(model, fit=fit) for model, _ in cases]
     curves = effort.map(paper_curve, [name for _, name in cases], places, [effort] * len(cases))
     errors: dict[str, dict[str, list[float]]] = {}
@@ -70,8 +77,13 @@ def orca_errors(fit: Fit, effort: Effort) -> dict[str, Any]:
         each = errors.setdefault(model, {"latency": [], "saturation": []})
         each["latency"] += latency_errors(curve.points, paper[model][name])
         each["saturation"].append(abs(saturation_error(curve.saturation, paper[model][name])))
-    return {model: {what: fmean(values) for what, values in each.items()} for model, each in errors.items()}
+    means = {}
+    for model, each in errors.items():
+        means[model] = {what: fmean(values) for what, values in each.items()}
+    return means
 
 
 def _cells(errors: Mapping[str, Any]) -> str:
-    return "  ".join(f"{model} {each['latency']:.1%}, {each['saturation']:.1%}" for model, each in errors.items())
+    return "  ".join(
+        f"{model} {each['latency']:.1%}, {each['saturation']:.1%}" for model, each in errors.items()
+    )

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from lab.real.page import table
-from lab.shelf.table import PATIENCE, POLICIES, READING, RESULT, latencies, on_time, shown
+from lab.shelf.table import PATIENCE, POLICIES, READING, RESULT, latencies, on_time, row_of
 from lab.shelf.virtual import Service
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.burst import mixed_burst
-from orca_jax.bench.measure import reschedule, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.config import EngineConfig
-from orca_jax.processor import cpu_name
-from orca_jax.request import SamplingParams
+from orca_jax.helpers.processor import cpu_name
+from orca_jax.tools.bench.burst import mixed_burst
+from orca_jax.tools.bench.measure import reschedule, warm_up
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 
 BURST = RESULT.with_name("burst.json")
 MODEL = "preset:gpt2"
@@ -40,7 +40,8 @@ COLUMNS = {
 
 def served(built: Built, burst: list[WorkloadRequest]) -> tuple[list[list[int]], dict[str, float]]:
     """The tokens of a burst, and its figures."""
-    engine, start = built.engine, time.monotonic()
+    engine = built.engine
+    start = time.monotonic()
     before = engine.stats.preemptions
     tokens: list[list[int]] = [[] for _ in burst]
     services = [Service(start, []) for _ in burst]
@@ -48,7 +49,8 @@ def served(built: Built, burst: list[WorkloadRequest]) -> tuple[list[list[int]],
         params = SamplingParams(request.num_output, temperature=0.0, ignore_eos=True)
         engine.add_request(str(index), request.prompt_ids, params)
     while engine.has_work:
-        updates, now = engine.step(), time.monotonic()
+        updates = engine.step()
+        now = time.monotonic()
         for update in updates:
             index = int(update.request_id)
             tokens[index] += update.new_ids
@@ -68,30 +70,39 @@ def measured(policies: Sequence[str] = tuple(POLICIES), model: str = MODEL) -> d
         max_num_batched_tokens=64, page_size=16, num_pages=256, enable_prefix_caching=True,
         scheduler=_class_of("sarathi"),
     )  # fmt: skip
-    expected, figures = list[list[int]](), dict[str, dict[str, list[float]]]()
+    expected = list[list[int]]()
+    figures = dict[str, dict[str, list[float]]]()
     with build_engine(config) as built:
         warm_up(built.engine, burst)
         for _ in range(PASSES):
             for name in policies:
                 options = json.dumps(OPTIONS.get(name, {}))
                 predictor = "quantiles" if name == "srpt_quantiles" else None
-                own = replace(config, scheduler=_class_of(name), scheduler_options=options, length_predictor=predictor)
+                own = replace(
+                    config,
+                    scheduler=_class_of(name),
+                    scheduler_options=options,
+                    length_predictor=predictor,
+                )
                 reschedule(built, own)
                 tokens, found = served(built, burst)
                 expected = expected or tokens
                 assert tokens == expected, f"{name} has other tokens"
                 for key, value in found.items():
                     figures.setdefault(name, {}).setdefault(key, []).append(value)
-    return {"model": model, "requests": len(burst), "tokens": num_tokens, "cpu": cpu_name(), "policies": figures}
+    return {
+        "model": model,
+        "requests": len(burst),
+        "tokens": num_tokens,
+        "cpu": cpu_name(),
+        "policies": figures,
+    }
 
 
 def block(path: Path = BURST) -> str:
     """The section of the page."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    rows = [
-        [f"`{name}`", *[shown(each[key]).replace(" ", "\u00a0") for key in COLUMNS]]
-        for name, each in found["policies"].items()
-    ]
+    rows = [row_of(name, each, COLUMNS) for name, each in found["policies"].items()]
     return (
         "## A burst in real time\n\n"
         f"`python -m lab shelf --burst` serves {found['requests']} requests at once, with {found['tokens']:,} tokens "

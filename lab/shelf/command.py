@@ -2,38 +2,48 @@
 
 import argparse
 import json
-import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.paper.effort import Effort
+from lab.paper.effort import Effort, add_processes
 from lab.shelf import burst
 from lab.shelf.loads import TRACES
 from lab.shelf.page import PICTURE, draw
 from lab.shelf.table import COLUMNS, POLICIES, RESULT, maker, measured, shown
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import print_table, rounded, write_file
+from orca_jax.flags import add_number
+from orca_jax.helpers.reporting import print_table, rounded, write_file
+from orca_jax.values.errors import ConfigError
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     files = ", ".join(file for _, file in TRACES.values())
     parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
-    parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
-    processes = os.cpu_count() or 1
-    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    add_number(parser, "--num-requests", 500, "requests of a run")
+    add_processes(parser)
     parser.add_argument(
-        "--policy", nargs="+", metavar="POLICY", help="names, or FILE.py:CLASS of your own (default: the whole shelf)"
+        "--policy",
+        nargs="+",
+        metavar="POLICY",
+        help="names, or FILE.py:CLASS of your own (default: the whole shelf)",
     )
-    parser.add_argument("--burst", action="store_true", help="instead, serve a burst on a GPT-2 in real time")
-    parser.add_argument("--record", action="store_true", help="write the results to lab/results/, and docs/shelf.svg")
+    parser.add_argument(
+        "--burst", action="store_true", help="instead, serve a burst on a GPT-2 in real time"
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the results to lab/results/, and docs/shelf.svg",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure and print the table; name the loads without a file."""
     if args.num_requests < 10:
-        raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
+        raise ConfigError(
+            f"num_requests must be at least 10, got {args.num_requests}", param="num_requests"
+        )
     if args.record and args.policy:
         raise ConfigError("record is for the whole shelf; leave out --policy", param="record")
     policies = args.policy or tuple(POLICIES)
@@ -42,17 +52,22 @@ def run(args: argparse.Namespace) -> None:
     if args.burst:
         _run_burst(policies, args.record)
         return
-    names, missing = ["orca", "agents"], list[str]()
+    names = ["orca", "agents"]
+    missing = list[str]()
     for name, (_, file) in TRACES.items():
         has_file = args.traces is not None and (args.traces / file).is_file()
         (names if has_file else missing).append(name)
     if missing:
         print(f"left out, since --traces has no file of them: {', '.join(missing)}")
-    found = measured(names, args.num_requests, args.traces, Effort(processes=args.processes), policies)
+    found = measured(
+        names, args.num_requests, args.traces, Effort(processes=args.processes), policies
+    )
     found = rounded(found | {"minutes": _processor_seconds() / 60})
     for name, levels in found["loads"].items():
         for level, each in levels.items():
-            lines = {policy: "  ".join(map(shown, figures.values())) for policy, figures in each.items()}
+            lines = {
+                policy: "  ".join(map(shown, figures.values())) for policy, figures in each.items()
+            }
             print_table(f"{name}, {level} of the saturation: {', '.join(COLUMNS.values())}", lines)
     if args.record:
         write_file(RESULT, (json.dumps(found) + "\n").encode())
@@ -61,7 +76,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _run_burst(policies: Sequence[str], is_recorded: bool) -> None:
     found = rounded(burst.measured(policies))
-    lines = {name: "  ".join(map(shown, figures.values())) for name, figures in found["policies"].items()}
+    lines = {
+        name: "  ".join(map(shown, figures.values())) for name, figures in found["policies"].items()
+    }
     print_table(f"burst of {found['tokens']} tokens: {', '.join(burst.COLUMNS.values())}", lines)
     if is_recorded:
         write_file(burst.BURST, (json.dumps(found) + "\n").encode())

@@ -10,14 +10,14 @@ Llama-2-7B on an A10G GPU; here the theorem is checked, and no time is compared.
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 from lab.paper.effort import Effort
 from lab.policies.sarathi import Sarathi
 from lab.policies.vtc import VirtualTokenCounter
 from lab.reproduce.rows import Row
-from lab.shelf.virtual import Call, Devices, Outcome, on_protocol, simulate
+from lab.shelf.virtual import Call, Devices, Outcome, on_protocol, serve_calls
 from orca_jax.policy import Policy
 from orca_jax.sim.cost import LinearCost
 
@@ -30,7 +30,8 @@ BOUND = 2 * max(W_P * 128, W_Q * DEVICES.num_pages * DEVICES.page_size)
 
 def load(count: int, seed: int) -> list[Call]:
     """The requests of both clients, by arrival; as many seconds of each."""
-    dice, calls = random.Random(f"vtc-{seed}"), list[Call]()
+    dice = random.Random(f"vtc-{seed}")
+    calls = list[Call]()
     seconds = count / sum([rate for _, _, rate in CLIENTS.values()])
     for client, (num_prompt, num_generated, rate) in CLIENTS.items():
         arrivals = accumulate(dice.expovariate(rate) for _ in range(int(rate * seconds)))
@@ -43,12 +44,15 @@ def gap(calls: Sequence[Call], outcome: Outcome) -> float:
 
     A prompt is counted with the first token, an iteration or a few after its admission.
     """
-    events = list[tuple[float, str, float, int]]()  # time, client, service, requests that begin to wait
+    # time, client, service, requests that begin to wait
+    events = list[tuple[float, str, float, int]]()
     for call, service in zip(calls, outcome.services, strict=True):
         events.append((service.arrival, call.tenant, 0.0, 1))
         events.append((service.tokens[0], call.tenant, float(W_P * call.num_prompt), -1))
         events += [(at, call.tenant, float(W_Q), 0) for at in service.tokens]
-    waiting, difference, worst = {"A": 0, "B": 0}, 0.0, 0.0
+    waiting = {"A": 0, "B": 0}
+    difference = 0.0
+    worst = 0.0
     least = most = None
     for _, client, amount, change in sorted(events):
         waiting[client] += change
@@ -66,14 +70,16 @@ def measure(name: str, count: int, seed: int) -> float:
     """The largest gap under a policy."""
     calls = load(count, seed)
     policy: Policy = VirtualTokenCounter(W_P, W_Q) if name == "vtc" else Sarathi()
-    return gap(calls, simulate(lambda devices: on_protocol(policy, devices), calls, DEVICES))
+    return gap(calls, serve_calls(lambda devices: on_protocol(policy, devices), calls, DEVICES))
 
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """The largest gaps of VTC and of first come, first served on the same requests."""
-    runs = [(name, effort.requests, seed) for name in ("vtc", "fcfs") for seed in range(3)]
+    cases = product(("vtc", "fcfs"), range(3))
+    runs = [(name, effort.requests, seed) for name, seed in cases]
     gaps = effort.map(measure, *zip(*runs, strict=True))
-    vtc, fcfs = max(gaps[:3]), min(gaps[3:])
+    vtc = max(gaps[:3])
+    fcfs = min(gaps[3:])
     text = "largest difference of the services of two waiting clients, in weighted tokens: "
     return {"bound": BOUND, "vtc": gaps[:3], "fcfs": gaps[3:]}, [
         Row("vtc.bound", f"{text}VTC, worst of 3", vtc, f"<= {BOUND}", holds=vtc <= BOUND),

@@ -7,8 +7,8 @@ from pathlib import Path
 from lab.paper.fits import FITTED
 from lab.paper.gpt import LONGEST, MODELS
 from lab.shelf.virtual import Call, Devices
-from orca_jax.bench.workload.generate import make_workload
-from orca_jax.plan.accelerators import ACCELERATORS
+from orca_jax.tools.bench.workload.generate import make_workload
+from orca_jax.tools.plan.accelerators import ACCELERATORS
 
 MODEL, DEVICE = "13B", "a100-40"
 DEVICES = Devices(
@@ -48,12 +48,15 @@ def load(name: str, rate: float, count: int, seed: int, traces: Path | None = No
         data=None if traces is None or not file else str(traces / file), length_scale=SCALES.get(name, 1.0),
     )  # fmt: skip
     most = max([each.num_output for each in workload])
-    calls, at = list[Call](), 0.0
+    calls = list[Call]()
+    at = 0.0
     for each in workload:
         at += dice.expovariate(1.0) / rate
         bound = min(most, LONGEST - len(each.prompt_ids))
         client = "B" if dice.random() < 0.25 else "A"
-        calls.append(Call(at, len(each.prompt_ids), each.num_output, bound, client, prompt=each.prompt_ids))
+        calls.append(
+            Call(at, len(each.prompt_ids), each.num_output, bound, client, prompt=each.prompt_ids)
+        )
     return calls
 
 
@@ -61,11 +64,14 @@ def agents(rate: float, count: int, seed: int) -> list[Call]:
     """Programs of 1 to 12 calls in a row, geometric with a mean near 4; prompts grow by each answer. The tenant is the
     program.
     """
-    dice, calls, at = random.Random(f"agents-{seed}"), list[Call](), 0.0
+    dice = random.Random(f"agents-{seed}")
+    calls = list[Call]()
+    at = 0.0
     while len(calls) < count:
         num_calls = next(n for n in range(1, 13) if n == 12 or dice.random() < 0.25)
         at += dice.expovariate(1.0) / rate * num_calls
-        prompt, name = dice.randint(64, 256), f"program-{len(calls)}"
+        prompt = dice.randint(64, 256)
+        name = f"program-{len(calls)}"
         for number in range(min(num_calls, count - len(calls))):
             output = min(256, 1 + int(dice.expovariate(1 / 48)))
             after = len(calls) - 1 if number else None

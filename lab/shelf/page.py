@@ -1,15 +1,15 @@
 """The page `docs/shelf.md`: the policies of the shelf, a picture, and the tables, from the recorded result."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lab.real.page import table
-from lab.shelf.table import COLUMNS, PATIENCE, POLICIES, READING, RESULT, mean_and_half, shown
+from lab.shelf.table import COLUMNS, PATIENCE, POLICIES, READING, RESULT, mean_and_half, row_of
 from lab.shelf.table import LOADS as LEVELS
-from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
+from orca_jax.helpers.reporting import new_figure, save_plot, use_plain_numbers
 
 LOADS: Mapping[str, str] = {
     "orca": "Lengths of the Orca paper",
@@ -39,7 +39,12 @@ def policies() -> str:
     rows = []
     for name, make in POLICIES.items():
         module = type(make()).__module__
-        text = (import_module(module).__doc__ or "").partition("\n\n")[0].replace("\n", " ").rstrip(".")
+        text = (
+            (import_module(module).__doc__ or "")
+            .partition("\n\n")[0]
+            .replace("\n", " ")
+            .rstrip(".")
+        )
         link = f"[`{name}`]({SOURCE}/{module.replace('.', '/')}.py)"
         rows.append([link, f"{text}{'; ' if name in NOTES else ''}{NOTES.get(name, '')}."])
     return table(["name", "policy"], rows)
@@ -66,20 +71,17 @@ def about() -> str:
 
 def tables() -> str:
     """For each load the table of each level."""
-    parts, found = list[str](), json.loads(RESULT.read_text(encoding="utf-8"))
+    parts = list[str]()
+    found = json.loads(RESULT.read_text(encoding="utf-8"))
     for name, levels in found["loads"].items():
         parts.append(f"## {LOADS[name]}\n")
         keys = [key for key in COLUMNS if key != "service_gap" or name != "agents"]
         for level, each in levels.items():
             parts.append(f"{level} of the saturation:\n")
             for part in (keys[:LATENCIES], keys[LATENCIES:]):
-                rows = [[f"`{policy}`", *[_unbroken(figures[key]) for key in part]] for policy, figures in each.items()]
+                rows = [row_of(policy, figures, part) for policy, figures in each.items()]
                 parts.append(table(["", *[COLUMNS[key] for key in part]], rows))
     return "\n".join(parts)
-
-
-def _unbroken(values: Sequence[float]) -> str:
-    return shown(values).replace(" ", "\u00a0")
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

@@ -20,7 +20,7 @@ All of ours have 16 places in a batch and 128 rows, so that a request can be pau
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, islice, product
 from typing import Any
 
 from lab.paper.effort import Effort
@@ -32,9 +32,9 @@ from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
 from lab.reproduce.rows import Row
 from lab.shelf.loads import DEVICES, agents, load
-from lab.shelf.virtual import Call, Outcome, on_protocol, simulate
+from lab.shelf.virtual import Call, Outcome, on_protocol, serve_calls
+from orca_jax.helpers.reporting import percentile
 from orca_jax.policy import Policy
-from orca_jax.reporting import percentile
 from orca_jax.sched.predict import RunningQuantiles
 from orca_jax.sim.cost import WorkCounts
 
@@ -54,7 +54,12 @@ PAPERS = {
 def run(policy: Policy, calls: Sequence[Call], predicts: bool = False) -> Outcome:
     """A run on the device without prefix caching."""
     limits = PLAIN._replace(token_budget=LONGEST) if isinstance(policy, PrefillFirst) else PLAIN
-    return simulate(lambda devices: on_protocol(policy, devices), calls, limits, RunningQuantiles if predicts else None)
+    return serve_calls(
+        lambda devices: on_protocol(policy, devices),
+        calls,
+        limits,
+        RunningQuantiles if predicts else None,
+    )
 
 
 def rate_of(calls: Sequence[Call]) -> float:
@@ -67,16 +72,21 @@ def capacity(policy: type[Policy], count: int, seed: int) -> float:
     dice = random.Random(f"capacity-{seed}")
     gaps = list(accumulate(dice.expovariate(1.0) for _ in range(count)))
     shapes = [
-        (min(1500, 64 + int(dice.expovariate(1 / MEAN_PROMPT))), min(500, 1 + int(dice.expovariate(1 / MEAN_OUTPUT))))
+        (
+            min(1500, 64 + int(dice.expovariate(1 / MEAN_PROMPT))),
+            min(500, 1 + int(dice.expovariate(1 / MEAN_OUTPUT))),
+        )
         for _ in range(count)
     ]
-    work = WorkCounts(increments=PLAIN.max_batch, context=PLAIN.max_batch * MEAN_PROMPT, members=PLAIN.max_batch)
+    work = WorkCounts(
+        increments=PLAIN.max_batch, context=PLAIN.max_batch * MEAN_PROMPT, members=PLAIN.max_batch
+    )
     target = 5 * PLAIN.cost.stages(work, 1)[0]
 
     def is_within(rate: float) -> bool:
         calls = [Call(at / rate, *shape) for at, shape in zip(gaps, shapes, strict=True)]
         services = run(policy(), calls).services
-        between = [b - a for service in services for a, b in zip(service.tokens, service.tokens[1:], strict=False)]
+        between = list(chain.from_iterable(service.gaps for service in services))
         delays = [service.tokens[0] - service.arrival for service in services]
         return percentile(between, 99) <= target and statistics.median(delays) <= 2
 
@@ -90,7 +100,9 @@ def capacity(policy: type[Policy], count: int, seed: int) -> float:
 def normalised(calls: Sequence[Call], outcome: Outcome) -> float:
     """The mean latency of a generated token."""
     pairs = zip(calls, outcome.services, strict=True)
-    return statistics.fmean([(service.end - service.arrival) / call.num_generated for call, service in pairs])
+    return statistics.fmean(
+        [(service.end - service.arrival) / call.num_generated for call, service in pairs]
+    )
 
 
 def latency(outcome: Outcome) -> float:
@@ -109,10 +121,14 @@ def of_programs(calls: Sequence[Call], outcome: Outcome) -> float:
 
 def tailed(rate: float, count: int, seed: int) -> list[Call]:
     """Requests with outputs of a long tail, Pareto with the exponent 1.5 from 8 tokens on, cut at 1,024."""
-    dice, at, calls = random.Random(f"tail-{seed}"), 0.0, list[Call]()
+    dice = random.Random(f"tail-{seed}")
+    at = 0.0
+    calls = list[Call]()
     for _ in range(count):
         at += dice.expovariate(1.0) / rate
-        calls.append(Call(at, dice.randint(32, 256), min(1024, int(8 * dice.paretovariate(1.5))), 1024))
+        calls.append(
+            Call(at, dice.randint(32, 256), min(1024, int(8 * dice.paretovariate(1.5))), 1024)
+        )
     return calls
 
 
@@ -122,21 +138,25 @@ def ratio(name: str, count: int, seed: int) -> float:
         return capacity(Sarathi, count // 4, seed) / capacity(PrefillFirst, count // 4, seed)
     if name == "fastserve":
         calls = tailed(LOAD * rate_of(tailed(1e9, count, seed)), count, seed)
-        return normalised(calls, run(Sarathi(), calls)) / normalised(calls, run(SkipJoinMlfq(), calls))
+        return normalised(calls, run(Sarathi(), calls)) / normalised(
+            calls, run(SkipJoinMlfq(), calls)
+        )
     if name == "autellix":
         at_once = [call._replace(arrival=0.0, after=None) for call in agents(1e9, count, seed)]
         calls = agents(LOAD * rate_of(at_once), count, seed)
         return of_programs(calls, run(Sarathi(), calls)) / of_programs(calls, run(Plas(), calls))
     calls = load("orca", LOAD * rate_of(load("orca", 1e9, count, seed)), count, seed)
     policy = Srpt(noise=0.5 if name == "srpt_noisy" else 0.0)
-    return latency(run(Sarathi(), calls)) / latency(run(policy, calls, predicts=name == "srpt_quantiles"))
+    return latency(run(Sarathi(), calls)) / latency(
+        run(policy, calls, predicts=name == "srpt_quantiles")
+    )
 
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """The ratios, the mean of three seeds."""
-    runs = [(name, effort.requests // 2, seed) for name in PAPERS for seed in range(3)]
+    runs = [(name, effort.requests // 2, seed) for name, seed in product(PAPERS, range(3))]
     values = iter(effort.map(ratio, *zip(*runs, strict=True)))
-    found: Mapping[str, list[float]] = {name: [next(values) for _ in range(3)] for name in PAPERS}
+    found: Mapping[str, list[float]] = {name: list(islice(values, 3)) for name in PAPERS}
     rows = [
         Row(f"ratios.{name}", f"gain over the baseline, mean of 3 seeds: {name}", statistics.fmean(found[name]), paper,
             is_input=True)

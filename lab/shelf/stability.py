@@ -15,6 +15,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from lab.paper.effort import Effort
@@ -22,7 +23,7 @@ from lab.policies.orca import Orca
 from lab.policies.prefill_first import PrefillFirst
 from lab.policies.sarathi import Sarathi
 from lab.reproduce.rows import Row
-from lab.shelf.virtual import Call, Devices, Maker, on_protocol, simulate
+from lab.shelf.virtual import Call, Devices, Maker, on_protocol, serve_calls
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sim.cost import WorkCounts
 
@@ -76,12 +77,16 @@ def growth(system: str, load: float, count: int, seed: int) -> float:
     """The growth of the number of requests in the second half of the arrivals, as a share of these arrivals."""
     dice = random.Random(f"stability-{seed}")
     half = count // 2 / (load * BOUND)
-    arrivals = [n * half + at for n in range(2) for at in sorted(dice.uniform(0, half) for _ in range(count // 2))]
+    earlier = sorted(dice.uniform(0, half) for _ in range(count // 2))
+    later = sorted(dice.uniform(0, half) for _ in range(count // 2))
+    arrivals = [*earlier, *(half + at for at in later)]
     calls = [Call(at, dice.randint(*PROMPTS), dice.randint(*OUTPUTS)) for at in arrivals]
-    devices = Devices(COST, 4 * ROWS, max_batch=BUDGET, token_budget=BUDGET, num_rows=ROWS, longest=64)
+    devices = Devices(
+        COST, 4 * ROWS, max_batch=BUDGET, token_budget=BUDGET, num_rows=ROWS, longest=64
+    )
     if system == "request_level":
         devices = devices._replace(num_rows=None)
-    services = simulate(SYSTEMS[system], calls, devices).services
+    services = serve_calls(SYSTEMS[system], calls, devices).services
 
     def present(when: float) -> int:
         return sum([service.arrival <= when < service.end for service in services])
@@ -91,10 +96,13 @@ def growth(system: str, load: float, count: int, seed: int) -> float:
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """The growth of each system below and above its stated loads."""
-    points = [(system, load) for system, loads in LOADS.items() for load in loads]
-    runs = [(*point, 5 * effort.requests, seed) for point in points for seed in SEEDS]
+    points = list[tuple[str, float]]()
+    for system, loads in LOADS.items():
+        points += [(system, load) for load in loads]
+    runs = [(*point, 5 * effort.requests, seed) for point, seed in product(points, SEEDS)]
     values = effort.map(growth, *zip(*runs, strict=True))
-    found, rows = dict[str, Any](), list[Row]()
+    found = dict[str, Any]()
+    rows = list[Row]()
     for number, (system, load) in enumerate(points):
         each = values[number * len(SEEDS) : (number + 1) * len(SEEDS)]
         mean = statistics.fmean(each)

@@ -6,9 +6,9 @@ beside a value is half the difference between the largest and the smallest one o
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ from lab.policies.srpt import Srpt
 from lab.policies.vtc import VirtualTokenCounter
 from lab.shelf.fairness import gap
 from lab.shelf.loads import DEVICE, DEVICES, MODEL, load
-from lab.shelf.virtual import Call, Outcome, Service, on_protocol, simulate
-from orca_jax.checks import is_class_name
-from orca_jax.errors import ConfigError
+from lab.shelf.virtual import Call, Outcome, Service, on_protocol, serve_calls
+from orca_jax.helpers.reporting import percentile
 from orca_jax.policy import Policy
 from orca_jax.policy.kinds import made, policy_kind
-from orca_jax.reporting import percentile
-from orca_jax.sched.pool import Predictor
-from orca_jax.sched.predict import RunningQuantiles
+from orca_jax.sched.predict import EnginePredictor, RunningQuantiles
+from orca_jax.values.checks import is_class_name
+from orca_jax.values.errors import ConfigError
 
 RESULT = Path(__file__).parents[1] / "results" / "shelf.json"
 POLICIES: Mapping[str, Callable[[], Policy]] = {
@@ -50,7 +49,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "mc_sf": McSf,
     "pools": lambda: Pools(DEVICES.max_batch),
 }
-PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"srpt_quantiles": RunningQuantiles}
+PREDICTORS: Mapping[str, Callable[[], EnginePredictor]] = {"srpt_quantiles": RunningQuantiles}
 """The others know the lengths."""
 WHOLE = frozenset({"orca", "prefill_first", "mc_sf", "pools"})
 """These compute a prompt in one iteration, so that an iteration has room for the longest one."""
@@ -76,28 +75,43 @@ COLUMNS = {
 
 
 def measured(
-    names: Sequence[str], count: int, traces: Path | None, effort: Effort, policies: Sequence[str] = tuple(POLICIES)
+    names: Sequence[str],
+    count: int,
+    traces: Path | None,
+    effort: Effort,
+    policies: Sequence[str] = tuple(POLICIES),
 ) -> dict[str, Any]:
     """The figures of policies on the loads of these names."""
-    loads = [(name, seed) for name in names for seed in SEEDS]
+    loads = list(product(names, SEEDS))
     tops = effort.map(saturation, *zip(*[(*each, count, traces) for each in loads], strict=True))
-    points = [(*each, top, level) for each, top in zip(loads, tops, strict=True) for level in LOADS]
-    runs = [(policy, *point) for point in points for policy in policies]
+    points = [(*each, top) for each, top in zip(loads, tops, strict=True)]
+    cases = product(points, LOADS, policies)
+    runs = [(policy, *point, level) for point, level, policy in cases]
     found = effort.map(measure, *zip(*[(*each, count, traces) for each in runs], strict=True))
     table: dict[str, Any] = {}
     for (policy, name, _, _, level), figures in zip(runs, found, strict=True):
         columns = (
-            table.setdefault(name, {}).setdefault(f"{level:g}", {}).setdefault(policy, {key: [] for key in figures})
+            table.setdefault(name, {})
+            .setdefault(f"{level:g}", {})
+            .setdefault(policy, {key: [] for key in figures})
         )
         for key, value in figures.items():
             columns[key].append(value)
-    return {"model": MODEL, "device": DEVICE, "requests": count, "seeds": len(SEEDS), "loads": table}
+    return {
+        "model": MODEL,
+        "device": DEVICE,
+        "requests": count,
+        "seeds": len(SEEDS),
+        "loads": table,
+    }
 
 
 def saturation(name: str, seed: int, count: int, traces: Path | None) -> float:
     """Requests per second of `chunked`, if all of them wait at the beginning."""
-    calls = [call._replace(arrival=0.0, after=None) for call in load(name, 1e9, count, seed, traces)]
-    services = simulate(lambda devices: on_protocol(Sarathi(), devices), calls, DEVICES).services
+    calls = [
+        call._replace(arrival=0.0, after=None) for call in load(name, 1e9, count, seed, traces)
+    ]
+    services = serve_calls(lambda devices: on_protocol(Sarathi(), devices), calls, DEVICES).services
     return count / max([service.end for service in services])
 
 
@@ -108,7 +122,9 @@ def measure(
     calls = load(name, level * top, count, seed, traces)
     devices = DEVICES._replace(token_budget=DEVICES.longest) if policy in WHOLE else DEVICES
     make = maker(policy)
-    outcome = simulate(lambda limits: on_protocol(make(), limits), calls, devices, PREDICTORS.get(policy))
+    outcome = serve_calls(
+        lambda limits: on_protocol(make(), limits), calls, devices, PREDICTORS.get(policy)
+    )
     return figures_of(calls, outcome)
 
 
@@ -129,11 +145,14 @@ def maker(policy: str) -> Callable[[], Policy]:
 def figures_of(calls: Sequence[Call], outcome: Outcome) -> dict[str, float]:
     """The figures of `COLUMNS`."""
     services = outcome.services
-    begin, end = min([each.arrival for each in services]), max([each.end for each in services])
+    begin = min([each.arrival for each in services])
+    end = max([each.end for each in services])
     tokens = sum([call.num_prompt + call.num_generated for call in calls])
     found = {"requests_per_s": len(calls) / (end - begin), **latencies(services)}
     found["jain"] = jain(calls, [each.normalized for each in services])
-    found["service_gap"] = gap(calls, outcome) if {call.tenant for call in calls} == {"A", "B"} else 0.0
+    found["service_gap"] = (
+        gap(calls, outcome) if {call.tenant for call in calls} == {"A", "B"} else 0.0
+    )
     found["qoe"] = statistics.fmean(map(on_time, services))
     return found | {"evictions": outcome.evictions, "again": 100 * outcome.tokens_again / tokens}
 
@@ -142,12 +161,14 @@ def latencies(services: Sequence[Service]) -> dict[str, float]:
     """Percentiles of the TTFT, the gaps between tokens and the normalised latency, in ms."""
     values = {
         "ttft": [each.tokens[0] - each.arrival for each in services],
-        "gap": [b - a for each in services for a, b in pairwise(each.tokens)] or [0.0],
+        "gap": list(chain.from_iterable(each.gaps for each in services)) or [0.0],
         "normalized": [each.normalized for each in services],
     }
-    return {
-        f"p{share}_{key}_ms": 1e3 * percentile(seconds, share) for key, seconds in values.items() for share in (50, 99)
-    }
+    found = {}
+    for key, seconds in values.items():
+        for share in (50, 99):
+            found[f"p{share}_{key}_ms"] = 1e3 * percentile(seconds, share)
+    return found
 
 
 def jain(calls: Sequence[Call], normalized: Sequence[float]) -> float:
@@ -162,12 +183,19 @@ def jain(calls: Sequence[Call], normalized: Sequence[float]) -> float:
 def on_time(service: Service) -> float:
     """The share of the tokens that came before the reader expected them."""
     first = service.arrival + PATIENCE
-    return statistics.fmean([at <= first + number / READING for number, at in enumerate(service.tokens)])
+    return statistics.fmean(
+        [at <= first + number / READING for number, at in enumerate(service.tokens)]
+    )
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half the range."""
     return statistics.fmean(values), (max(values) - min(values)) / 2
+
+
+def row_of(policy: str, figures: Mapping[str, Sequence[float]], keys: Iterable[str]) -> list[str]:
+    """The row of a policy with the figures of these names, whose cells do not break."""
+    return [f"`{policy}`", *[shown(figures[key]).replace(" ", "\u00a0") for key in keys]]
 
 
 def shown(values: Sequence[float]) -> str:

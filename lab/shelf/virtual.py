@@ -1,19 +1,20 @@
 """Runs of one engine in virtual time: requests with given lengths, some of which follow the end of others."""
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 from orca_jax.engine import Engine
 from orca_jax.policy import Policy
 from orca_jax.policy.scheduler import PolicyScheduler
-from orca_jax.request import RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.pool import Predictor, RequestPool
-from orca_jax.sched.predict import Oracle
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import EnginePredictor, Oracle
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.values.request import RequestUpdate, SamplingParams, Urgency
 
 FIRST_ID = OTHER_ID + 1  # of the ids in prompts that share beginnings
 
@@ -70,6 +71,11 @@ class Service(NamedTuple):
         return self.tokens[-1]
 
     @property
+    def gaps(self) -> list[float]:
+        """Seconds from each token to the next."""
+        return [later - earlier for earlier, later in pairwise(self.tokens)]
+
+    @property
     def normalized(self) -> float:
         """Seconds from arrival to end, by the number of tokens."""
         return (self.end - self.arrival) / len(self.tokens)
@@ -107,8 +113,11 @@ def on_protocol(policy: Policy, devices: Devices) -> PolicyScheduler:
     )
 
 
-def simulate(
-    make: Maker, calls: Sequence[Call], devices: Devices, predictor: Callable[[], Predictor] | None = None
+def serve_calls(
+    make: Maker,
+    calls: Sequence[Call],
+    devices: Devices,
+    predictor: Callable[[], EnginePredictor] | None = None,
 ) -> Outcome:
     """Serve all calls.
 
@@ -118,9 +127,11 @@ def simulate(
         devices: the limits.
         predictor: makes the predictor of lengths; None: it knows them.
     """
-    clock, scheduler = VirtualClock(), make(devices)
+    clock = VirtualClock()
+    scheduler = make(devices)
     lengths = {str(index): call.num_generated for index, call in enumerate(calls)}
-    rows, slots = devices.num_rows or devices.max_batch, devices.num_pages * devices.page_size
+    rows = devices.num_rows or devices.max_batch
+    slots = devices.num_pages * devices.page_size
     reserved = slots - rows * (devices.page_size - 1) if scheduler.traits.has_reservations else None
     kv = KVManager((devices.num_pages,), devices.page_size, rows, reserved)
     pool = RequestPool(
@@ -132,52 +143,47 @@ def simulate(
         predictor=Oracle(lengths) if predictor is None else predictor(),
     )
     executor = SimExecutor(devices.cost, clock, lengths)
-    run = _Run(Engine(executor, scheduler, pool, clock=clock, sleep=clock.sleep), calls)
-    samples = run.serve(clock)
+    engine = Engine(executor, scheduler, pool, clock=clock, sleep=clock.sleep)
+    run = _Run(engine, clock, calls)
+    drive = Drive.in_virtual_time(engine, executor, clock)
+    arrivals = [call.arrival for call in calls]
+    for updates in drive.serve(arrivals, run.add, [call.after for call in calls]):
+        run.take(updates, clock.now)
     wanted = sum([call.num_prompt + call.num_generated - 1 for call in calls]) - pool.num_cache_hits
-    overrules = run.engine.stats.overruled_decisions
-    return Outcome(run.services, pool.num_preemptions, executor.stats.tokens - wanted, overrules, samples)
+    overrules = engine.stats.overruled_decisions
+    return Outcome(
+        run.services, pool.num_preemptions, executor.stats.tokens - wanted, overrules, run.samples
+    )
 
 
 class _Run:
-    """The calls of a run, as they come to an engine."""
+    """The calls of a run, as they come to an engine, and their service so far."""
 
-    def __init__(self, engine: Engine, calls: Sequence[Call]) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, clock: VirtualClock, calls: Sequence[Call]) -> None:
         self.services = [Service(call.arrival, []) for call in calls]
+        self.samples = list[tuple[float, float, int]]()
+        self._engine = engine
+        self._clock = clock
         self._calls = calls
-        self._coming = [(call.arrival, index) for index, call in enumerate(calls) if call.after is None]
-        self._followers: dict[int, list[int]] = {}
-        for index, call in enumerate(calls):
-            if call.after is not None:
-                self._followers.setdefault(call.after, []).append(index)
         self._prompt = [OTHER_ID] * max([call.num_prompt for call in calls])
+        self._begin = 0.0  # of the next turn
+        self._number = 0  # requests in the engine at its begin
 
-    def serve(self, clock: VirtualClock) -> list[tuple[float, float, int]]:
-        """Serve all calls; returns the samples."""
-        engine, samples = self.engine, list[tuple[float, float, int]]()
-        while self._coming or engine.has_work:
-            if not engine.has_work:
-                clock.now = max(clock.now, self._coming[0][0])
-            while self._coming and self._coming[0][0] <= clock.now:
-                self._add(*heappop(self._coming))
-            begin, number = clock.now, len(engine.pool)
-            for update in engine.step():
-                self._take(update, clock.now)
-            samples.append((begin, clock.now, number))
-        return samples
-
-    def _add(self, at: float, index: int) -> None:
+    def add(self, index: int, due: float) -> None:
+        """Add a call to the engine."""
         call = self._calls[index]
-        self.services[index] = Service(at, [])
+        self.services[index] = Service(due, [])
         params = SamplingParams(call.max_tokens or call.num_generated, temperature=0.0)
         prompt = call.prompt or self._prompt[: call.num_prompt]
-        self.engine.add_request(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
+        self._engine.add_request(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
+        self._begin = self._clock.now
+        self._number += 1
 
-    def _take(self, update: RequestUpdate, now: float) -> None:
-        assert update.error is None, update.error
-        index = int(update.request_id)
-        self.services[index].tokens.extend([now] * len(update.new_ids))
-        if update.finish_reason is not None:
-            for follower in self._followers.get(index, ()):
-                heappush(self._coming, (now + self._calls[follower].arrival, follower))
+    def take(self, updates: Sequence[RequestUpdate], now: float) -> None:
+        """Count the tokens of a turn that ended at `now`."""
+        for update in updates:
+            assert update.error is None, update.error
+            self.services[int(update.request_id)].tokens.extend([now] * len(update.new_ids))
+        self.samples.append((self._begin, now, self._number))
+        self._begin = now
+        self._number = len(self._engine.pool)

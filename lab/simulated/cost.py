@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orca_jax.sim.cost import WorkCounts
+from orca_jax.values.cache_spec import ceil_div
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ Few tokens wait for the weights, more of them for the products, and many use the
 
 def features(work: WorkCounts) -> dict[str, float]:
     """The features of a fit to measured times, by name. All launches count as equally large."""
-    draws = -(-work.draws // work.steps)
+    draws = ceil_div(work.draws, work.steps)
     size = (work.num_tokens + work.padding) / work.launches
     found: dict[str, float] = {"steps": work.steps, "launches": work.launches}
     for low, high in pairwise((0, *KNOTS, math.inf)):
@@ -46,5 +47,7 @@ def features(work: WorkCounts) -> dict[str, float]:
         "chunk_context": work.chunk_context,
         "increments": work.increments,
         "context": work.context,
-        "sampler_rows": work.steps * max(FIRST_SAMPLER, 1 << (draws - 1).bit_length()) if draws else 0,
+        "sampler_rows": work.steps * max(FIRST_SAMPLER, 1 << (draws - 1).bit_length())
+        if draws
+        else 0,
     }

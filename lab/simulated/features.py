@@ -3,15 +3,16 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from lab.simulated.cost import FeatureCost, features
-from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import IterationCost, WindowShares, windows_of
-from orca_jax.timeline.fit import host_seconds, non_negative, work_in
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.writer import IterationRecord
+from orca_jax.tools.timeline.fit import host_seconds, non_negative, work_in
+from orca_jax.values.errors import ConfigError
 
 HELD_OUT = 5
 """Every fifth iteration is left out of the fit that is measured."""
@@ -38,15 +39,21 @@ def fit_features(timeline: Timeline, *others: Timeline) -> FeatureFit:
     Raises:
         ConfigError: the timelines have too few iterations.
     """
-    iterations = [each for one in (timeline, *others) for each in one.iterations]
+    timelines = (timeline, *others)
+    iterations = list(chain.from_iterable(one.iterations for one in timelines))
     if len(iterations) < 2 * HELD_OUT:
         message = f"the timeline has {len(iterations)} iterations, and a fit needs at least {2 * HELD_OUT}"
         raise ConfigError(message, param="timeline")
     most = [each for number, each in enumerate(iterations) if (number + 1) % HELD_OUT]
     left_out = iterations[HELD_OUT - 1 :: HELD_OUT]
-    gaps = [gap for one in (timeline, *others) for gap in host_gaps(one)]
-    host = float(np.mean(np.minimum(gaps, MOST_GAP * np.median(gaps)))) if gaps else host_seconds(timeline)
-    buckets, windows = timeline.head.buckets, windows_of(timeline.head.cache.groups)
+    gaps = list(chain.from_iterable(map(host_gaps, timelines)))
+    host = (
+        float(np.mean(np.minimum(gaps, MOST_GAP * np.median(gaps))))
+        if gaps
+        else host_seconds(timeline)
+    )
+    buckets = timeline.head.buckets
+    windows = windows_of(timeline.head.cache.groups)
     measured = FeatureCost(_weights(most, windows), host, buckets)
     errors = iteration_errors(measured, left_out, windows)
     return FeatureFit(FeatureCost(_weights(iterations, windows), host, buckets), errors)
@@ -57,12 +64,15 @@ def host_gaps(timeline: Timeline) -> list[float]:
 
     Gaps in which the engine may have waited for arrivals are left out: the plan must share a request with the result.
     """
-    gaps, planned = [], [each.planned for each in timeline.iterations]
+    gaps = []
+    planned = [each.planned for each in timeline.iterations]
     for place, iteration in enumerate(timeline.iterations, 1):
         number = bisect_left(planned, iteration.collected, place)
         if number < len(planned):
             following = timeline.iterations[number]
-            if not {n for n, *_ in members(iteration)}.isdisjoint([n for n, *_ in members(following)]):
+            if not {n for n, *_ in members(iteration)}.isdisjoint(
+                [n for n, *_ in members(following)]
+            ):
                 gaps.append(following.planned - iteration.collected)
     return gaps
 
@@ -94,7 +104,9 @@ def distinct(matrix: np.ndarray) -> list[int]:
     """
     lengths = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
     likeness = (matrix / lengths).T @ (matrix / lengths)
-    return [each for each in range(len(likeness)) if not (likeness[each, :each] > PROPORTIONAL).any()]
+    return [
+        each for each in range(len(likeness)) if not (likeness[each, :each] > PROPORTIONAL).any()
+    ]
 
 
 def _weights(iterations: Sequence[IterationRecord], windows: WindowShares) -> dict[str, float]:
@@ -105,11 +117,13 @@ def _weights(iterations: Sequence[IterationRecord], windows: WindowShares) -> di
     """
     rows = [features(work_in(each, windows)) for each in iterations]
     names = list(rows[0])
-    matrix = np.array([[row[name] for name in names] for row in rows], np.float64)
+    matrix = np.array([list(row.values()) for row in rows], np.float64)
     kept = distinct(matrix)
-    names, matrix = [names[column] for column in kept], matrix[:, kept]
+    names = [names[column] for column in kept]
+    matrix = matrix[:, kept]
     taken = np.array([each.device for each in iterations])
-    found, least = non_negative(matrix, taken), max(1e-9, 1e-3 * float(taken.mean()))
+    found = non_negative(matrix, taken)
+    least = max(1e-9, 1e-3 * float(taken.mean()))
     for _ in range(ROUNDS):
         predicted = np.maximum(matrix @ found, least)
         errors = np.maximum(np.abs(taken / predicted - 1), 1e-12)

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import Any
 
 from lab.paper.runs import Lengths, RunResult, paper_lengths
@@ -23,11 +24,11 @@ from lab.real.opening import open_laboratory, recording, surroundings
 from lab.real.page import HELD_OUT, SHOWN, check_docs, write_result
 from lab.simulated.cost import FeatureCost
 from lab.simulated.prediction import launch_overhead, predicted_run, scaled_cost, skewed_lengths
-from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import print_table, rounded
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.reporting import print_table, rounded
 from orca_jax.sim.cost import windows_of
 from orca_jax.timeline.read import Timeline
+from orca_jax.values.errors import ConfigError
 
 FIT_LOADS = (0.5, 0.95, 0.75)
 """Arrival rates of the fitting runs, as multiples of the throughput with all requests at once."""
@@ -49,14 +50,18 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--predict", nargs="+", default=["orca(12)", "chunked(12)"], metavar="NAME",
         help="systems of the held-out runs (default: orca(12) chunked(12))",
     )  # fmt: skip
+    add_number(parser, "--num-requests", 80, "requests of each run, at least 20")
     parser.add_argument(
-        "--num-requests", type=int, default=80, metavar="N", help="requests of each run, at least 20 (default: 80)"
-    )
-    parser.add_argument(
-        "--held-out-model", metavar="MODEL", help="also predict this model by the scaled cost of --model"
+        "--held-out-model",
+        metavar="MODEL",
+        help="also predict this model by the scaled cost of --model",
     )
     parser.add_argument("--docs", metavar="DIRECTORY", help="write measured/held-out.json here")
-    add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
+    add_engine_args(
+        parser,
+        without=("scheduler", "max_num_seqs", "trace_file", "n_workers"),
+        model="preset:gpt2",
+    )
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,39 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag is wrong; `param` names it.
     """
     if args.num_requests < 20:
-        raise ConfigError(f"num_requests must be at least 20, got {args.num_requests}", param="num_requests")
+        raise ConfigError(
+            f"num_requests must be at least 20, got {args.num_requests}", param="num_requests"
+        )
     check_docs(args.docs)
     config = engine_config_from_args(args)
-    fits, held = [parse_system(name) for name in args.fit], [parse_system(name) for name in args.predict]
-    about, start = surroundings(config), time.monotonic()
+    fits = [parse_system(name) for name in args.fit]
+    held = [parse_system(name) for name in args.predict]
+    about = surroundings(config)
+    start = time.monotonic()
     with open_laboratory(config, [*fits, *held]) as laboratory:
         found, costs, overhead = measure(laboratory, fits, held, args.num_requests)
-        model, dtype = laboratory.model, laboratory.dtype
+        model = laboratory.model
+        dtype = laboratory.dtype
     line: dict[str, Any] = {"model": {"name": config.model, **found}}
     if args.held_out_model is not None:
         other = replace(config, model=args.held_out_model)
         for system in held:
             settings_of(system, other)
         with open_laboratory(other, held) as laboratory:
-            scaled = {kind: scaled_cost(cost, model, laboratory.model, overhead) for kind, cost in costs.items()}
+            scaled = {
+                kind: scaled_cost(cost, model, laboratory.model, overhead)
+                for kind, cost in costs.items()
+            }
             line["held_out_model"] = measure_model(laboratory, held, scaled, args.num_requests)
-    settings = {"num_requests": args.num_requests, "passes": PASSES, "fit_loads": FIT_LOADS, "load": HELD_OUT_LOAD}
-    line = rounded({**line, **settings, "dtype": dtype, "seconds": time.monotonic() - start} | about)
+    settings = {
+        "num_requests": args.num_requests,
+        "passes": PASSES,
+        "fit_loads": FIT_LOADS,
+        "load": HELD_OUT_LOAD,
+    }
+    line = rounded(
+        {**line, **settings, "dtype": dtype, "seconds": time.monotonic() - start} | about
+    )
     if args.docs is not None:
         write_result(args.docs, HELD_OUT, line)
     print(json.dumps(line))
@@ -107,7 +127,8 @@ def measure(
     Each kind of system has a cost of its own, since iterations that overlap hide a part of the host's time. Returns
     the result, the costs, and the seconds of an iteration that do not depend on the model.
     """
-    seed, scale = laboratory.config.seed, laboratory.scale
+    seed = laboratory.config.seed
+    scale = laboratory.scale
     requests = paper_lengths(count, seed, scale)
     fitting: dict[str, list[Timeline]] = {system.kind: [] for system in fits}
     tops = {}
@@ -118,10 +139,12 @@ def measure(
     recorded: dict[str, list[Figures]] = {name: [] for name in conditions}
     timelines: dict[str, list[Timeline]] = {name: [] for name in conditions}
     waiting = list(conditions) * PASSES
-    slots = [(system, load) for load in FIT_LOADS for system in fits]
-    for number, (system, load) in enumerate(slots, 1):
+    slots = list(product(FIT_LOADS, fits))
+    for number, (load, system) in enumerate(slots, 1):
         with recording(laboratory, fitting[system.kind]):
-            laboratory.serve_requests(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
+            laboratory.serve_requests(
+                system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed
+            )
         while len(waiting) > (len(slots) - number) * len(conditions) * PASSES / len(slots):
             name = waiting.pop(0)
             recorded[name].append(_recorded(laboratory, conditions[name], timelines[name]))
@@ -133,24 +156,35 @@ def measure(
     for kind, cost in costs.items():
         print_table(f"fitted cost of {kind} in seconds", {**cost.weights, "host": cost.host})
     runs = predict(laboratory, conditions, recorded, costs)
-    errors = {f"{kind}, held-out fifth of the fitting runs": each.held_out for kind, each in fit.items()}
+    errors = {
+        f"{kind}, held-out fifth of the fitting runs": each.held_out for kind, each in fit.items()
+    }
     errors |= _iteration_errors(conditions, timelines, costs)
     shown = {kind: dataclasses.asdict(cost) for kind, cost in costs.items()}
-    overhead = launch_overhead(timeline for each in fitting.values() for timeline in each)
-    found = {"saturation": tops, "costs": shown, "overhead": overhead, "iterations": errors, "runs": runs}
+    overhead = launch_overhead(chain.from_iterable(fitting.values()))
+    found = {
+        "saturation": tops,
+        "costs": shown,
+        "overhead": overhead,
+        "iterations": errors,
+        "runs": runs,
+    }
     return found, costs, overhead
 
 
-def measure_model(laboratory: Laboratory, held: Sequence[System], costs: Costs, count: int) -> dict[str, Any]:
+def measure_model(
+    laboratory: Laboratory, held: Sequence[System], costs: Costs, count: int
+) -> dict[str, Any]:
     """Record runs of a model that the cost was not fitted to, and predict them."""
-    seed, scale = laboratory.config.seed, laboratory.scale
+    seed = laboratory.config.seed
+    scale = laboratory.scale
     requests = paper_lengths(count, seed, scale)
     top = min([_saturation(laboratory, each, requests) for each in held])
     conditions = conditions_of(held, count, seed + 1, scale, top * _tokens(requests))
     timelines: dict[str, list[Timeline]] = {name: [] for name in conditions}
-    recorded = {
-        name: [_recorded(laboratory, one, timelines[name]) for _ in range(PASSES)] for name, one in conditions.items()
-    }
+    recorded: dict[str, list[Figures]] = {}
+    for name, one in conditions.items():
+        recorded[name] = [_recorded(laboratory, one, timelines[name]) for _ in range(PASSES)]
     runs = predict(laboratory, conditions, recorded, costs)
     errors = _iteration_errors(conditions, timelines, costs)
     return {"name": laboratory.config.model, "iterations": errors, "runs": runs}
@@ -180,12 +214,16 @@ def predict(
     """Predict the runs; print and return each figure as recorded, predicted, error, and spread of the recordings."""
     found = {}
     for name, one in conditions.items():
-        result = predicted_run(laboratory, one.system, cost_of(costs, one.system), one.requests, one.arrivals, one.seed)
+        result = predicted_run(
+            laboratory, one.system, cost_of(costs, one.system), one.requests, one.arrivals, one.seed
+        )
         found[name] = compared(recorded[name], figures_of(result, one.arrivals))
         print_table(
             f"{name:<34} {'recorded':>10} {'predicted':>10} {'error':>8} {'spread':>8}",
             {
-                SHOWN[key]: f"{row['recorded']:>16,.4g} {row['predicted']:>10,.4g} {row['error']:>+8.1%} "
+                SHOWN[
+                    key
+                ]: f"{row['recorded']:>16,.4g} {row['predicted']:>10,.4g} {row['error']:>+8.1%} "
                 f"{row['spread']:>8.1%}"
                 for key, row in found[name].items()
             },
@@ -217,17 +255,22 @@ def figures_of(result: RunResult, arrivals: Sequence[float]) -> dict[str, float]
     return found
 
 
-def _recorded(laboratory: Laboratory, one: Condition, timelines: list[Timeline]) -> dict[str, float]:
+def _recorded(
+    laboratory: Laboratory, one: Condition, timelines: list[Timeline]
+) -> dict[str, float]:
     with recording(laboratory, timelines):
         return figures_of(
-            laboratory.serve_requests(one.system, one.requests, one.arrivals, seed=one.seed), one.arrivals
+            laboratory.serve_requests(one.system, one.requests, one.arrivals, seed=one.seed),
+            one.arrivals,
         )
 
 
 def _saturation(laboratory: Laboratory, system: System, requests: Sequence[Lengths]) -> float:
     """Requests per second with all requests there from the start."""
     arrivals = [0.0] * len(requests)
-    return steady_throughput(laboratory.serve_requests(system, requests, arrivals, seed=laboratory.config.seed).ends)
+    return steady_throughput(
+        laboratory.serve_requests(system, requests, arrivals, seed=laboratory.config.seed).ends
+    )
 
 
 def _tokens(requests: Sequence[Lengths]) -> float:
@@ -248,7 +291,7 @@ def _iteration_errors(
 
     found = {}
     for name, one in conditions.items():
-        iterations = [each for timeline in timelines[name] for each in timeline.iterations]
+        iterations = list(chain.from_iterable(each.iterations for each in timelines[name]))
         windows = windows_of(timelines[name][0].head.cache.groups)
         found[name] = iteration_errors(cost_of(costs, one.system), iterations, windows)
         print_table(f"errors of single iterations, {name}", found[name])

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orca_jax.bench.replay import replay
-from orca_jax.reporting import print_table
+from orca_jax.helpers.reporting import print_table
 from orca_jax.sim.cost import windows_of
 from orca_jax.timeline.read import figures, load_timeline
+from orca_jax.tools.bench.replay import replay
 
 PREDICTED = (
     "requests_per_s", "output_tokens_per_s", "median_normalized_latency_ms", "p99_normalized_latency_ms",
@@ -23,7 +23,12 @@ PREDICTED = (
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
-    parser.add_argument("--timeline", required=True, metavar="FILE", help="timeline to fit the cost to (--trace-file)")
+    parser.add_argument(
+        "--timeline",
+        required=True,
+        metavar="FILE",
+        help="timeline to fit the cost to (--trace-file)",
+    )
     parser.add_argument(
         "--held-out", required=True, metavar="FILE",
         help="timeline to predict, of the same model and device; its rate, lengths and scheduler may differ",
@@ -42,9 +47,12 @@ def run(args: argparse.Namespace) -> None:
     held_out = load_timeline(args.held_out)
     errors = {
         "held_out_fifth": fit.held_out,
-        "held_out_timeline": iteration_errors(fit.cost, held_out.iterations, windows_of(held_out.head.cache.groups)),
+        "held_out_timeline": iteration_errors(
+            fit.cost, held_out.iterations, windows_of(held_out.head.cache.groups)
+        ),
     }
-    recorded, predicted = figures(held_out), figures(replay(held_out, held_out.head.config, fit.cost))
+    recorded = figures(held_out)
+    predicted = figures(replay(held_out, held_out.head.config, fit.cost))
     of_runs = compared(recorded, predicted)
     print_table("fitted cost in seconds", {**fit.cost.weights, "host": fit.cost.host})
     for name, row in errors.items():
@@ -60,7 +68,9 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps({**line, "timeline": args.timeline, "held_out": args.held_out}))
 
 
-def compared(recorded: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def compared(
+    recorded: Mapping[str, float], predicted: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
     """Each predicted figure beside the recorded one; the error is None if the recorded figure is 0."""
     return {
         name: {

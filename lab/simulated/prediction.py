@@ -3,21 +3,21 @@
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 
-from lab.paper.runs import Drive, Lengths, RunResult, scaled, serve
+from lab.paper.runs import Lengths, RunResult, scaled, serve
 from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, prompts_of, settings_of
 from lab.simulated.cost import FeatureCost
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import check_settings
-from orca_jax.bench.feed import advance
-from orca_jax.config import ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.read import Timeline
+from orca_jax.tools.bench.feed import Drive
+from orca_jax.values.config import ModelConfig
 
 
 def skewed_lengths(count: int, seed: int, scale: float) -> list[Lengths]:
@@ -29,7 +29,9 @@ def skewed_lengths(count: int, seed: int, scale: float) -> list[Lengths]:
     dice = random.Random(f"skewed-lengths-{seed}")
 
     def draw(least: int, mean: int, most: int) -> int:
-        return min(scaled(least, scale) + int(scale * dice.expovariate(1 / mean)), scaled(most, scale))
+        return min(
+            scaled(least, scale) + int(scale * dice.expovariate(1 / mean)), scaled(most, scale)
+        )
 
     drawn = [(draw(32, 120, 512), draw(1, 40, 128)) for _ in range(count)]
     return [Lengths(num_prompt, generated, generated) for num_prompt, generated in drawn]
@@ -48,35 +50,48 @@ def predicted_run(
     Raises:
         ConfigError: a setting is wrong.
     """
-    settings, head = settings_of(system, laboratory.config), laboratory.header
+    settings = settings_of(system, laboratory.config)
+    head = laboratory.header
     assert head is not None, "a laboratory without timelines"
     laboratory.reschedule(settings)
     real = laboratory.engine.scheduler
     budget = real.token_budget if isinstance(real, ChunkedScheduler) else head.budget
     model = replace(TOY_MODEL, vocab_size=laboratory.vocab_size, eos_token_ids=(END_ID,))
-    scheduler, pool = build_scheduling(check_settings(settings), model, laboratory.max_model_len, head.cache, budget)
+    scheduler, pool = build_scheduling(
+        check_settings(settings), model, laboratory.max_model_len, head.cache, budget
+    )
     clock = VirtualClock()
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
-    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths, groups=head.cache.groups)
-    engine = Engine(executor, scheduler, pool, clock=clock, check_in_interval=settings.check_in_interval)
-    drive = Drive(engine, clock, partial(advance, clock), executor.wait_until)
-    return serve(drive, requests, prompts_of(requests, laboratory.vocab_size, seed), arrivals, has_gaps=True)
+    executor = SimExecutor(
+        replace(cost, buckets=head.buckets), clock, lengths, groups=head.cache.groups
+    )
+    engine = Engine(
+        executor, scheduler, pool, clock=clock, check_in_interval=settings.check_in_interval
+    )
+    drive = Drive.in_virtual_time(engine, executor, clock)
+    return serve(
+        drive, requests, prompts_of(requests, laboratory.vocab_size, seed), arrivals, has_gaps=True
+    )
 
 
 def launch_overhead(timelines: Iterable[Timeline]) -> float:
     """Seconds of an iteration that no model saves: a low quantile of the time to pack and submit one."""
-    taken = sorted(each.submitted - each.planned for timeline in timelines for each in timeline.iterations)
+    iterations = chain.from_iterable(timeline.iterations for timeline in timelines)
+    taken = sorted(each.submitted - each.planned for each in iterations)
     return taken[len(taken) // 10] if taken else 0.0
 
 
-def scaled_cost(cost: FeatureCost, fitted: ModelConfig, other: ModelConfig, overhead: float = 0.0) -> FeatureCost:
+def scaled_cost(
+    cost: FeatureCost, fitted: ModelConfig, other: ModelConfig, overhead: float = 0.0
+) -> FeatureCost:
     """The cost of another model on the same device: each weight times the ratio of the work that it stands for.
 
     A step or a launch reads all weights; a token multiplies those of the layers, a pair or a token of context reads
     keys and values, a row of the sampler multiplies the unembedding. The host's time is the same, and so are `overhead`
     seconds of each step.
     """
-    mine, theirs = _work(fitted), _work(other)
+    mine = _work(fitted)
+    theirs = _work(other)
     ratios = {name: theirs[name] / mine[name] for name in mine}
     fixed = {"steps": min(overhead, cost.weights.get("steps", 0.0))}
     weights = {

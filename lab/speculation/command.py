@@ -16,17 +16,20 @@ from typing import NamedTuple
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import reschedule
-from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
-from orca_jax.flags import add_engine_args, engine_config_from_args
-from orca_jax.reporting import hardware, print_table
-from orca_jax.request import SamplingParams
+from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
+from orca_jax.helpers.reporting import hardware, print_table
+from orca_jax.tools.bench.measure import reschedule
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.speculation import SpeculativeConfig
 
 ROWS = (1, 8, 32)
 DEFAULT = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4)
-_RECORDS = "\n".join(f'{{"id": {n}, "name": "item {n}", "price": {n % 7}, "in stock": true}},' for n in range(1, 13))
+_RECORDS = "\n".join(
+    f'{{"id": {n}, "name": "item {n}", "price": {n % 7}, "in stock": true}},' for n in range(1, 13)
+)
 _PROSE = (
     "The prince had come home late in the evening, and walked through the dark garden without looking at the windows.",
     "She put the letter down, rose, and stood for a while before the old mirror that her mother had left to her.",
@@ -66,29 +69,50 @@ class SpeculativePass(NamedTuple):
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), metavar="N", help="requests at once")
-    parser.add_argument("--texts", nargs="+", choices=TEXTS, default=list(TEXTS), help="kinds of text (default: all)")
-    parser.add_argument("--output", type=int, default=128, metavar="N", help="tokens of each answer (default: 128)")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="passes of each kind (default: 5)")
-    add_engine_args(parser, without=("trace_file",), model="demo", max_num_seqs=32, speculative_config=DEFAULT)
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=list(ROWS), metavar="N", help="requests at once"
+    )
+    parser.add_argument(
+        "--texts",
+        nargs="+",
+        choices=TEXTS,
+        default=list(TEXTS),
+        help="kinds of text (default: all)",
+    )
+    add_number(parser, "--output", 128, "tokens of each answer")
+    add_number(parser, "--repeat", 5, "passes of each kind")
+    add_engine_args(
+        parser, without=("trace_file",), model="demo", max_num_seqs=32, speculative_config=DEFAULT
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Run all passes; print a table and a line of JSON for each text and number of requests."""
     config = engine_config_from_args(args)
     if config.speculative_config is None:
-        raise ConfigError("speculative_config must be given: it is what is measured", param="speculative_config")
+        raise ConfigError(
+            "speculative_config must be given: it is what is measured", param="speculative_config"
+        )
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
     if max(args.rows) > config.max_num_seqs or min(args.rows) < 1:
-        raise ConfigError(f"rows must be from 1 to max_num_seqs, {config.max_num_seqs}, got {args.rows}", param="rows")
+        raise ConfigError(
+            f"rows must be from 1 to max_num_seqs, {config.max_num_seqs}, got {args.rows}",
+            param="rows",
+        )
     settings = {**dataclasses.asdict(config), "output": args.output, "repeat": args.repeat}
     with build_engine(config) as built:
         for name in args.texts:
             for rows in args.rows:
                 result = compare(built, config, TEXTS[name], rows, args.output, args.repeat)
                 print_table(f"{config.model}, {name} text, {rows} requests", result)
-                line = {"text": name, "rows": rows, **result, "hardware": hardware(), "config": settings}
+                line = {
+                    "text": name,
+                    "rows": rows,
+                    **result,
+                    "hardware": hardware(),
+                    "config": settings,
+                }
                 print(json.dumps(line), flush=True)
 
 
@@ -96,7 +120,8 @@ def compare(
     built: Built, config: EngineConfig, text: Text, rows: int, num_output: int, repeat: int
 ) -> dict[str, float]:
     """Run passes with and without speculation in turn, after one of each to warm up; medians of tokens per second."""
-    plain, drafted = dataclasses.replace(config, speculative_config=None), config
+    plain = dataclasses.replace(config, speculative_config=None)
+    drafted = config
     passes: dict[bool, list[SpeculativePass]] = {False: [], True: []}
     for number in range(repeat + 1):
         for is_drafted in (False, True) if number % 2 else (True, False):
@@ -105,10 +130,14 @@ def compare(
             if number:
                 passes[is_drafted].append(done)
     expected = passes[False][0].tokens
-    assert all(each.tokens == expected for each in (*passes[False], *passes[True])), "speculation changed a token"
+    assert all(each.tokens == expected for each in (*passes[False], *passes[True])), (
+        "speculation changed a token"
+    )
     num_tokens = sum(map(len, expected))
-    with_drafts, without = ([num_tokens / each.seconds for each in passes[kind]] for kind in (True, False))
-    cpu_with, cpu_without = (statistics.median([each.cpu_seconds for each in passes[kind]]) for kind in (True, False))
+    with_drafts = [num_tokens / each.seconds for each in passes[True]]
+    without = [num_tokens / each.seconds for each in passes[False]]
+    cpu_with = statistics.median([each.cpu_seconds for each in passes[True]])
+    cpu_without = statistics.median([each.cpu_seconds for each in passes[False]])
     num_drafts = sum(each.num_drafts for each in passes[True])
     proposed = sum(each.num_draft_tokens for each in passes[True])
     accepted = sum(each.num_accepted for each in passes[True])
@@ -132,10 +161,15 @@ def _run(built: Built, text: Text, rows: int, num_output: int) -> SpeculativePas
     engine = built.engine
     tokens: list[tuple[int, ...]] = [()] * rows
     for index in range(rows):
-        ids = built.tokenizer.encode(text.prompts[index % len(text.prompts)])[: built.max_model_len - num_output]
-        params = SamplingParams(max_tokens=num_output, temperature=text.temperature, seed=index, ignore_eos=True)
+        ids = built.tokenizer.encode(text.prompts[index % len(text.prompts)])[
+            : built.max_model_len - num_output
+        ]
+        params = SamplingParams(
+            max_tokens=num_output, temperature=text.temperature, seed=index, ignore_eos=True
+        )
         engine.add_request(str(index), ids, params)
-    cpu, before = time.process_time(), engine.stats.iterations
+    cpu = time.process_time()
+    before = engine.stats.iterations
     seconds = _drain(engine, tokens)
     cpu = time.process_time() - cpu
     drafts = engine.pool.drafts

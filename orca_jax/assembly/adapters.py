@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.config import DType, LoraConfig, ModelConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import CheckpointError, ConfigError, OrcaError, RequestError
 from orca_jax.exec.host import trim_heap
 from orca_jax.model.lora.peft_config import CONFIG, config_bytes
-from orca_jax.request import Adapter
+from orca_jax.values.config import DType, LoraConfig, ModelConfig
+from orca_jax.values.errors import CheckpointError, ConfigError, OrcaError, RequestError
+from orca_jax.values.request import Adapter
 
 _TOY_NUMBERS = 10_000
 
@@ -37,12 +37,18 @@ AdapterReader = Callable[[str, str], ReadAdapter]
 """`(name, path) -> adapter`, for any thread. Raises RequestError; `param` is "lora_path"."""
 
 
-def adapter_reader(model: ModelConfig, lora: LoraConfig | None, dtype: DType) -> AdapterReader | None:
+def adapter_reader(
+    model: ModelConfig, lora: LoraConfig | None, dtype: DType
+) -> AdapterReader | None:
     """The reader of adapters for a model as its devices hold it; None if the engine has none."""
-    return None if lora is None else partial(_read, model, lora, dtype)
+    if lora is None:
+        return None
+    return partial(_read, model, lora, dtype)
 
 
-def load_first(engine: Engine, paths: Mapping[str, str], reader: AdapterReader | None) -> AdapterReader | None:
+def load_first(
+    engine: Engine, paths: Mapping[str, str], reader: AdapterReader | None
+) -> AdapterReader | None:
     """Load adapters by name, and return the reader. Raises ConfigError; `param` is "lora_modules"."""
     for name, path in paths.items():
         assert reader is not None, "the settings of adapters were checked"
@@ -62,7 +68,9 @@ def _read(model: ModelConfig, lora: LoraConfig, dtype: DType, name: str, path: s
         raise RequestError(error.message, param="lora_path") from None
     trim_heap()
     parts = " and ".join(found.left_out)
-    note = f"its part for {parts} is left out, since this engine runs the model for texts alone" if parts else ""
+    note = ""
+    if parts:
+        note = f"its part for {parts} is left out, since this engine runs the model for texts alone"
     return ReadAdapter(Adapter(name, found.digest), found.values, note)
 
 

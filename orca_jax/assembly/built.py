@@ -11,19 +11,18 @@ from orca_jax.assembly.adapters import AdapterReader
 from orca_jax.assembly.choices import TOY
 from orca_jax.assembly.self_test import SelfTest
 from orca_jax.assembly.support import Facts, check_support
-from orca_jax.cache_spec import LayerGroup
-from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.policy.kinds import OUTSIDE, label_of
 from orca_jax.sched.drafts.model import ModelProposer
-from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.startup import EngineSummary, StartReport, StateBlocks, WindowBlocks
-from orca_jax.step import Executor
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import Tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
+from orca_jax.values.cache_spec import LayerGroup
+from orca_jax.values.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.values.startup import EngineSummary, StartReport, StateBlocks, WindowBlocks
+from orca_jax.values.step import Executor
 
 if TYPE_CHECKING:
     from orca_jax.assembly.executor import PlacedModel
@@ -52,7 +51,8 @@ class Built:
 
     engine: Engine
     tokenizer: Tokenizer
-    grammars: GrammarFactory  # compiles `SamplingParams.structured` to a constraint for `Engine.add_request`
+    # compiles `SamplingParams.structured` to a constraint for `Engine.add_request`
+    grammars: GrammarFactory
     model_config: ModelConfig
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
@@ -62,7 +62,9 @@ class Built:
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     read_adapter: AdapterReader | None = None  # None: the engine has no adapters
     proposer: ModelProposer | None = None  # with a draft model
-    self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
+    # of attention kernels, in order; the implementation after the failed is used
+    self_tests: tuple[SelfTest, ...] = ()
+    reads: frozenset[str] = frozenset()  # fields of callers that scheduler and order may read
 
     @property
     def start(self) -> StartReport:
@@ -83,7 +85,11 @@ class Built:
 
 
 def timeline_header(
-    config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
+    config: EngineConfig,
+    cache: CacheConfig,
+    max_model_len: int,
+    budget: int,
+    buckets: tuple[int, ...] = (),
 ) -> TimelineHeader:
     """Return the first line of a timeline: the settings, and what they came to."""
     offset = time.time() - time.monotonic()
@@ -93,12 +99,18 @@ def timeline_header(
 
 
 def join_parts(
-    executor: Executor, scheduler: Scheduler, pool: RequestPool, header: TimelineHeader, adapters: dict[str, Any]
+    executor: Executor,
+    scheduler: Scheduler,
+    pool: RequestPool,
+    header: TimelineHeader,
+    adapters: dict[str, Any],
 ) -> Engine:
     """Make an engine of its parts. `adapters` has the weights of each adapter by its digest; a timeline is written."""
     config = header.config
     encode = msgspec.json.Encoder().encode_lines
-    observer = None if config.trace_file is None else TimelineWriter(header, encode, TimelineFile(config.trace_file))
+    observer = None
+    if config.trace_file is not None:
+        observer = TimelineWriter(header, encode, TimelineFile(config.trace_file))
     return Engine(
         executor,
         scheduler,
@@ -111,18 +123,23 @@ def join_parts(
 
 
 def summary_of(
-    header: TimelineHeader, kv: KVManager, start: StartReport, placed: "PlacedModel | None" = None, attention: str = ""
+    header: TimelineHeader,
+    pool: RequestPool,
+    start: StartReport,
+    placed: "PlacedModel | None" = None,
+    attention: str = "",
 ) -> EngineSummary:
     """Summarize an engine.
 
     Args:
         header: settings of the engine, its KV cache and its largest launch.
-        kv: the KV cache.
+        pool: the pool of requests, with the KV cache.
         start: times and programs of the start.
         placed: the model on its devices; None without a device.
         attention: the name of the implementation.
     """
     longest = header.max_model_len
+    kv = pool.kv
     summary = EngineSummary(
         max_model_len=longest,
         kv_tokens=kv.longest_request,
@@ -132,13 +149,15 @@ def summary_of(
         start=start,
         page_size=kv.page_size,
         num_pages=kv.num_blocks[0],
+        reuses_prefixes=pool.reuse is not None,
     )
     if placed is None:
         return summary
     from orca_jax.exec.cache import stage_bytes
     from orca_jax.exec.states import layer_bytes
 
-    cache, dtype = header.cache, placed.weights.dtype
+    cache = header.cache
+    dtype = placed.weights.dtype
     size = sum(layer_bytes(placed.config, dtype))
     most = header.budget if kv.n_slots is None else longest
     return replace(
@@ -174,5 +193,7 @@ def _by_window(
     for window in dict.fromkeys(group.window for group in groups):
         same = [group for group in groups if group.window == window]
         blocks = same[0].most_blocks(max_model_len, longest, page_size)
-        found.append(WindowBlocks(sum(len(group.layers) for group in same), window, len(same), blocks))
+        found.append(
+            WindowBlocks(sum(len(group.layers) for group in same), window, len(same), blocks)
+        )
     return tuple(found)

@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from orca_jax.checks import is_class_name
-from orca_jax.config import (
-    GPU_MEMORY_UTILIZATION,
-    MAX_LORA_RANK,
-    MAX_LORAS,
-    EngineConfig,
-    KVCacheDType,
-    LoraConfig,
-)
-from orca_jax.errors import ConfigError
-from orca_jax.policy.kinds import order_kind, policy_kind
+from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
@@ -25,11 +15,22 @@ from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
-from orca_jax.sched.pool import ClientBound, Predictor
-from orca_jax.sched.predict import RunningQuantiles
+from orca_jax.sched.pool import ClientBound
+from orca_jax.sched.predict import EnginePredictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import SchedulerKind, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
+from orca_jax.values.checks import check_known_or_class, is_class_name
+from orca_jax.values.config import (
+    GPU_MEMORY_UTILIZATION,
+    MAX_LORA_RANK,
+    MAX_LORAS,
+    EngineConfig,
+    KVCacheDType,
+    LoraConfig,
+)
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_named
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +40,21 @@ SCHEDULERS: Mapping[str, SchedulerKind] = {
     "chunked": ChunkedScheduler,
 }
 ORDERINGS: Mapping[str, type[Ordering]] = {
-    "fcfs": FirstComeFirstServed,
-    "priority": Priority,
-    "fair": FairShare,
-    "deadline": EarliestDeadline,
-    "shortest": ShortestFirst,
+    kind.name: kind
+    for kind in (FirstComeFirstServed, Priority, FairShare, EarliestDeadline, ShortestFirst)
 }
-PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
+PREDICTORS: Mapping[str, Callable[[], EnginePredictor]] = {
+    "bound": ClientBound,
+    "quantiles": RunningQuantiles,
+}
 TOY = "preset:toy"
-PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
+# tokens; the fastest size measured on a CPU, and large enough to keep page tables short
+PAGE_SIZE = 128
 TOY_PAGE_SIZE = 16
 LARGEST_DRAFTED = 32
 """Requests of the largest iteration with proposals by default: the sampler needs places for all of them."""
 MAX_AHEAD = 256  # iterations; with more of them a new request waits for seconds on most devices
 
-_LARGEST = {"cpu": 512}  # tokens of a launch: the size at which a matrix product on a CPU reaches full speed
-_LARGEST_OF_ACCELERATORS = 2048
-_LEAST = {"cpu": 128}  # tokens of the smallest budget by default: four fifths of full speed on a CPU without AMX
-_LEAST_OF_ACCELERATORS = 512
-_ITL_TARGET_MS = {"cpu": 250.0}  # four tokens a second, the speed of reading
-_ITL_TARGET_MS_OF_ACCELERATORS = 100.0
 # The p99 time between tokens at 0.9 of saturation, relative to a measured launch, which has a full batch: 0.76 to 0.84
 # for GPT-2 in two types with budgets of 128 and 512 (docs/benchmarks.md).
 _SHARE_OF_LAUNCH = 0.85
@@ -68,6 +64,9 @@ _AT_LEAST_ONE = (
     "page_size", "num_pages", "max_num_batched_tokens", "max_loras", "max_lora_rank", "max_cpu_loras",
     "check_in_interval", "max_num_rows",
 )  # fmt: skip
+MOST_PAGES = 2**22  # each takes memory of the host
+MOST_ROWS = 2**16
+_AT_MOST = {"num_pages": MOST_PAGES, "max_num_seqs": MOST_ROWS, "max_num_rows": MOST_ROWS}
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,24 @@ class Batches:
     ordering: type[Ordering]
     max_bs: int  # requests of an iteration
     n_workers: int  # batches that take turns: by default one for each pipeline stage
-    num_stages: int  # batches of a pipeline: more of them than stages count as stages; 1 without a pipeline
-    num_ahead: int  # iterations submitted before the results of an earlier one are read; 0 without overlap
+    # batches of a pipeline: more of them than stages count as stages; 1 without a pipeline
+    num_stages: int
+    # iterations submitted before the results of an earlier one are read; 0 without overlap
+    num_ahead: int
     num_rows: int = 0  # requests with a row, for a policy from outside; 0: those of the iterations
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields of callers and predictors that scheduler and ordering may read."""
+        traits = self.kind.traits
+        return traits.reads | self.ordering.reads if traits.has_orderings else traits.reads
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields that scheduler and ordering say they read."""
+        if isinstance(self.kind, PolicyKind):
+            return self.kind.needs
+        return self.reads
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,8 @@ class Requests:
     """The requests in the pool, and what they share."""
 
     num_rows: int  # requests with rows
-    n_slots: int | None  # tokens that may be reserved at once; None: as many as fit, or no reservations
+    # tokens that may be reserved at once; None: as many as fit, or no reservations
+    n_slots: int | None
     reuses_prefixes: bool
     predictor: str
     most_loras: int  # adapters that may be loaded at once
@@ -111,19 +126,19 @@ class Budget:
         """Return the most tokens of one launch: those of the settings, or the default of the platform."""
         if self.wanted is not None:
             return self.wanted
-        largest = _LARGEST.get(platform, _LARGEST_OF_ACCELERATORS)
+        largest = platform_named(platform).largest_launch
         return max(largest, self._least(platform)) if self.has_token_budget else largest
 
     def _least(self, platform: str) -> int:
         """Return the smallest default. It leaves half of itself to prompts if the batch is full."""
-        return max(_LEAST.get(platform, _LEAST_OF_ACCELERATORS), 2 * self.max_num_seqs)
+        return max(platform_named(platform).least_launch, 2 * self.max_num_seqs)
 
     def sizes(self, platform: str, *, skips_padding: bool = False) -> tuple[int, ...]:
         """Return the padded token counts of launches, with few candidates for a CPU: each is compiled."""
         from orca_jax.exec.buckets import default_buckets
 
         largest = self.largest(platform)
-        if skips_padding or not self._is_measured or platform != "cpu":
+        if skips_padding or not self._is_measured or not platform_named(platform).doubles_launches:
             return default_buckets(largest, skips_padding=skips_padding)
         least = self._least(platform)
         doubled = [least]
@@ -137,7 +152,7 @@ class Budget:
         return is_candidate and _SHARE_OF_LAUNCH * 1e3 * seconds > self._target_ms(platform)
 
     def _target_ms(self, platform: str) -> float:
-        return self.itl_target_ms or _ITL_TARGET_MS.get(platform, _ITL_TARGET_MS_OF_ACCELERATORS)
+        return self.itl_target_ms or platform_named(platform).itl_target_ms
 
     def tokens(self, platform: str, seconds: Mapping[int, float]) -> int:
         """Return the most tokens of an iteration, and log the choice.
@@ -225,10 +240,13 @@ class Choices:
 
 
 def choices_of(config: EngineConfig) -> Choices:
-    """Return the choices of settings, which need not be checked."""
+    """Return the choices of settings, which need not be checked. Raises ConfigError for an unknown order or class."""
     kind, ordering = _kinds(config.scheduler, config.scheduler_options, config.scheduling_policy)
-    traits, is_for_toy, stages = kind.traits, is_toy(config.model), config.pipeline_parallel_size
-    n_workers, speculative = config.n_workers or stages, config.speculative_config
+    traits = kind.traits
+    is_for_toy = is_toy(config.model)
+    stages = config.pipeline_parallel_size
+    n_workers = config.n_workers or stages
+    speculative = config.speculative_config
     # A pipeline has iterations of other requests in flight instead.
     overlaps = traits.has_overlap and config.overlap is not False and stages == 1
     num_loras = (config.max_loras or MAX_LORAS) if config.enable_lora else 0
@@ -252,7 +270,10 @@ def choices_of(config: EngineConfig) -> Choices:
             most_loras=config.max_cpu_loras or 4 * num_loras,
         ),
         budget=Budget(
-            config.max_num_batched_tokens, config.max_num_seqs, traits.has_token_budget, config.itl_target_ms
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            traits.has_token_budget,
+            config.itl_target_ms,
         ),
         drafts=None
         if speculative is None
@@ -271,16 +292,21 @@ def choices_of(config: EngineConfig) -> Choices:
             needs_memory=config.num_pages is None,
         ),
         pages=PageChoices(
-            config.page_size or (TOY_PAGE_SIZE if is_for_toy else PAGE_SIZE), config.num_pages, config.kv_cache_dtype
+            config.page_size or (TOY_PAGE_SIZE if is_for_toy else PAGE_SIZE),
+            config.num_pages,
+            config.kv_cache_dtype,
         ),
         lora=LoraConfig(num_loras, config.max_lora_rank or MAX_LORA_RANK) if num_loras else None,
     )
 
 
-def _kinds(scheduler: str, options: str | None, policy: str) -> tuple[SchedulerKind, type[Ordering]]:
-    """The kind of scheduler, and its ordering; an order from outside comes with a scheduler."""
+def _kinds(
+    scheduler: str, options: str | None, policy: str
+) -> tuple[SchedulerKind, type[Ordering]]:
+    """The kind of scheduler, and its ordering; an order from outside comes with a scheduler. Raises ConfigError."""
     kind = policy_kind(scheduler, options) if is_class_name(scheduler) else SCHEDULERS[scheduler]
     if not is_class_name(policy):
+        check_known_or_class(policy, "scheduling_policy", tuple(ORDERINGS))
         return kind, ORDERINGS[policy]
     return order_kind(policy) if kind is ChunkedScheduler else kind, FirstComeFirstServed
 
@@ -295,17 +321,24 @@ def check_numbers(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    for name, most in _AT_MOST.items():
+        value = getattr(config, name)
+        if value is not None and value > most:
+            raise ConfigError(f"{name} must be at most {most}, got {value}", param=name)
     if config.check_in_interval > MAX_AHEAD:
         message = f"check_in_interval must be at most {MAX_AHEAD}, got {config.check_in_interval}"
         raise ConfigError(message, param="check_in_interval")
     target = config.itl_target_ms
     if target is not None and not 0 < target < inf:
         raise ConfigError(
-            f"itl_target_ms must be a positive number of milliseconds, got {target}", param="itl_target_ms"
+            f"itl_target_ms must be a positive number of milliseconds, got {target}",
+            param="itl_target_ms",
         )
     share = config.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
-        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
+        raise ConfigError(
+            f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization"
+        )
 
 
 def is_toy(model: str) -> bool:

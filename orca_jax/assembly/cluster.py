@@ -22,7 +22,6 @@ from orca_jax.assembly.devices import Host, claim_shared_devices, devices_each, 
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.assembly.toy import toy_executor
-from orca_jax.bundled import directory_of, with_commit
 from orca_jax.cluster.control import Lost
 from orca_jax.cluster.executor import ClusterExecutor
 from orca_jax.cluster.leader import Leader
@@ -41,11 +40,13 @@ from orca_jax.cluster.messages import (
 )
 from orca_jax.cluster.version import own_code, own_version
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
-from orca_jax.startup import ClusterConfig, StartTimes
-from orca_jax.step import Executor
+from orca_jax.helpers.bundled import directory_of, with_commit
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_of
+from orca_jax.values.startup import ClusterConfig, StartTimes
+from orca_jax.values.step import Executor
 
 if TYPE_CHECKING:
     import jax
@@ -100,7 +101,7 @@ class LeaderBuild(Host):
         Raises:
             ConfigError: the settings of parallelism do not fit the processes.
         """
-        from orca_jax.cluster.data_plane import join_data_plane
+        from orca_jax.cluster.data_plane import check_rank, join_data_plane
         from orca_jax.exec.memory import limit_threads
 
         all_hellos = [self._own, *self._hellos]
@@ -111,6 +112,7 @@ class LeaderBuild(Host):
         limit_threads(plane.num_cpu_devices)
         join_data_plane(plane, self._leader.config)
         devices = claim_shared_devices(facts)
+        check_rank(self._leader.config)
         reports = self._leader.expect(HostDevices)
         _check_alike(reports, devices)
         self.free = _least_free(
@@ -139,7 +141,9 @@ class LeaderBuild(Host):
         return ClusterExecutor(executor, self._leader)
 
 
-def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times: StartTimes) -> Executor:
+def build_worker(
+    link: WorkerLink, welcome: Welcome, config: EngineConfig, times: StartTimes
+) -> Executor:
     """A worker's steps of a build: the executor of the leader's job.
 
     Raises:
@@ -152,7 +156,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
         link.expect(Go)
         return toy_executor(job)
     from orca_jax.assembly.executor import place_model, start_executor
-    from orca_jax.cluster.data_plane import join_data_plane
+    from orca_jax.cluster.data_plane import check_rank, join_data_plane
     from orca_jax.exec.memory import limit_threads
 
     def meet() -> None:
@@ -161,7 +165,9 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
 
     limit_threads(welcome.data_plane.num_cpu_devices)
     join_data_plane(welcome.data_plane, link.config)
-    link.send(_own_devices(choices_of(config).devices))
+    own = _own_devices(choices_of(config).devices)
+    check_rank(link.config)
+    link.send(own)
     job = link.expect(Build).job
     assert isinstance(job, ModelJob), "a job with a data plane is a model"
     resolved = replace(job.config, compile_cache=cache_directory(config.compile_cache))
@@ -171,7 +177,9 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
         dtype=resolved.dtype,
         load_format=job.load_format,
         seed=job.seed,
-        devices=mesh_devices(resolved.tensor_parallel_size * resolved.pipeline_parallel_size, link.config.nnodes),
+        devices=mesh_devices(
+            resolved.tensor_parallel_size * resolved.pipeline_parallel_size, link.config.nnodes
+        ),
         num_stages=resolved.pipeline_parallel_size,
     )
     return start_executor(placed, resolved, times, before_run=meet, has_bars=config.progress)
@@ -197,12 +205,15 @@ def _check_alike(reports: list[HostDevices], devices: "list[jax.Device]") -> Non
 
 
 def _least_free(
-    reports: list[HostDevices], sharing: list[int], devices: "list[jax.Device]", wanted: DeviceChoices
+    reports: list[HostDevices],
+    sharing: list[int],
+    devices: "list[jax.Device]",
+    wanted: DeviceChoices,
 ) -> int | None:
     """Bytes free on each device: the least of all processes. Those of one machine share the memory of a CPU."""
     if not wanted.needs_memory:
         return None
-    on_cpu = devices[0].platform == "cpu"
+    on_cpu = platform_of(devices[0]).is_host
     found = zip([_own_devices(wanted), *reports], sharing, strict=True)
     return min(each.free_bytes // (number if on_cpu else 1) for each, number in found)
 

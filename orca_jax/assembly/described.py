@@ -4,18 +4,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orca_jax.assembly.choices import Drafts, is_toy
-from orca_jax.assembly.resolve import page_layout, page_type
+from orca_jax.assembly.resolve import page_type
 from orca_jax.assembly.support import Facts, check_support, quantised
-from orca_jax.bundled import directory_of, is_gguf, is_preset, pinned, texts_of
-from orca_jax.cache_spec import one_group
-from orca_jax.config import AttentionName, CacheConfig, DType, EngineConfig, ExecutorConfig, ModelConfig
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import directory_of, is_gguf, is_preset, pinned, texts_of
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.sched.drafts.model import ModelProposer
-from orca_jax.startup import StartTimes
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from orca_jax.values.cache_spec import ceil_div, one_group
+from orca_jax.values.config import (
+    AttentionName,
+    CacheConfig,
+    DType,
+    EngineConfig,
+    ExecutorConfig,
+    ModelConfig,
+)
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.startup import StartTimes
 
 if TYPE_CHECKING:
     import jax
@@ -57,14 +64,22 @@ class DraftModel:
         from orca_jax.assembly.executor import place_model, start_executor
         from orca_jax.model.sharding import most_shards
 
-        size, rows = most_shards(self.model, len(devices)), self.drafts.max_bs
+        size = most_shards(self.model, len(devices))
+        rows = self.drafts.max_bs
         placed = place_model(
-            self.source, self.model, dtype=dtype, load_format="auto", seed=self.seed, devices=devices[:size]
+            self.source,
+            self.model,
+            dtype=dtype,
+            load_format="auto",
+            seed=self.seed,
+            devices=devices[:size],
         )
-        pages_per_row = -(-self.max_model_len // page_size)
-        cache_dtype = page_type(dtype, placed.platform, has_bfloat16=False)
+        pages_per_row = ceil_div(self.max_model_len, page_size)
+        cache_dtype = page_type(dtype, converts=placed.platform.converts_pages, has_bfloat16=False)
         groups = one_group(placed.config.layer_caches)
-        cache = CacheConfig(groups, (rows * pages_per_row,), page_size, cache_dtype, page_layout(placed.platform))
+        cache = CacheConfig(
+            groups, (rows * pages_per_row,), page_size, cache_dtype, placed.platform.page_layout
+        )
         shapes = ExecutorConfig(
             dtype=dtype,
             tensor_parallel_size=size,
@@ -102,7 +117,8 @@ def describe(config: EngineConfig, drafts: Drafts | None) -> Described:
         ConfigError: one cannot be read, or does not support a setting; `param` names the setting.
     """
     config = pinned(config)
-    source, texts = directory_of(config) or config.model, texts_of(config)
+    source = directory_of(config) or config.model
+    texts = texts_of(config)
     model = quantised(config, read_model_config(source, config.decoder), source)
     max_model_len = config.max_model_len or model.max_positions
     tokenizer = tokenizer_of(config.tokenizer, source)
@@ -111,7 +127,9 @@ def describe(config: EngineConfig, drafts: Drafts | None) -> Described:
     found = Described(config, source, texts, model, tokenizer, grammars, max_model_len)
     if drafts is None or drafts.model is None:
         return found
-    own = EngineConfig(drafts.model, download_dir=config.download_dir, seed=config.seed, progress=config.progress)
+    own = EngineConfig(
+        drafts.model, download_dir=config.download_dir, seed=config.seed, progress=config.progress
+    )
     return replace(found, draft=describe_draft(own, drafts, found))
 
 
@@ -126,7 +144,9 @@ def describe_draft(own: EngineConfig, drafts: Drafts, target: Described) -> Draf
     Raises:
         ConfigError: it cannot be read, or does not fit; `param` is "speculative_config".
     """
-    name, words, large = own.model, target.tokenizer, target.config
+    name = own.model
+    words = target.tokenizer
+    large = target.config
     if is_toy(name) or is_gguf(name):
         raise _unfit(f"the draft model {name} must be a directory, a name of the Hub, or a preset")
     try:
@@ -135,14 +155,18 @@ def describe_draft(own: EngineConfig, drafts: Drafts, target: Described) -> Draf
         model = read_model_config(source, None)
     except ConfigError as error:
         raise _unfit(f"the draft model {name}: {error.message}") from None
-    check_support(Facts(large, model=target.model, draft=model, max_model_len=target.max_model_len), "draft")
+    check_support(
+        Facts(large, model=target.model, draft=model, max_model_len=target.max_model_len), "draft"
+    )
     try:
         check_weights(source, own.load_format)
         own_words = tokenizer_of(own.tokenizer, source) if large.tokenizer is None else words
     except ConfigError as error:
         raise _unfit(f"the draft model {name}: {error.message}") from None
     ids = range(model.vocab_size)
-    if own_words is not words and any(own_words.token_bytes(each) != words.token_bytes(each) for each in ids):
+    if own_words is not words and any(
+        own_words.token_bytes(each) != words.token_bytes(each) for each in ids
+    ):
         raise _unfit(f"the draft model {name} has another tokenizer than {large.model}")
     return DraftModel(source, model, target.max_model_len, drafts, own.seed, own.progress)
 
@@ -159,7 +183,9 @@ def tokenizer_of(wanted: str | None, source: str) -> Tokenizer:
             file that cannot be read.
     """
     if wanted is None:
-        return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
+        if is_preset(source):
+            return ByteTokenizer()
+        return load_tokenizer(source)
     try:
         return load_tokenizer(wanted)
     except ConfigError as error:  # of a GGUF file, errors name the model

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.messages import ModelJob, ToyJob
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
-from orca_jax.step import Executor
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_of
+from orca_jax.values.step import Executor
 
 if TYPE_CHECKING:
     import jax
@@ -64,16 +66,18 @@ def claim_devices(facts: Facts) -> "list[jax.Device]":
 
     wanted = facts.chosen.devices
     claim_memory(wanted.utilization)
-    tensor, stages = wanted.tensor, wanted.stages
+    tensor = wanted.tensor
+    stages = wanted.stages
     cores = num_processors()
     try:
-        most = max(cores, (tensor or 1) * stages, jax.config.jax_num_cpu_devices)  # the program may have set more
+        # the program may have set more
+        most = max(cores, (tensor or 1) * stages, jax.config.jax_num_cpu_devices)
         jax.config.update("jax_num_cpu_devices", most)
         limit_threads(most)
     except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()
-    on_cpu = devices[0].platform == "cpu"
+    on_cpu = platform_of(devices[0]).is_host
     if on_cpu and tensor is not None and tensor > cores:
         logger.warning(
             "tensor_parallel_size %d is more than the %d cores of this CPU: shards wait for each other; lower it or "
@@ -81,13 +85,18 @@ def claim_devices(facts: Facts) -> "list[jax.Device]":
             tensor,
             cores,
         )
-    size = tensor or (most_shards(facts.known, max(1, min(cores, len(devices)) // stages)) if on_cpu else 1)
-    platform, number = devices[0].platform, len(devices)
+    size = tensor or (
+        most_shards(facts.known, max(1, min(cores, len(devices)) // stages)) if on_cpu else 1
+    )
+    platform = devices[0].platform
+    number = len(devices)
     check_support(replace(facts, platform=platform, shards=size, num_devices=number), "devices")
     return devices[: size * stages]
 
 
-def devices_of_library(devices: "list[jax.Device]", model: ModelConfig, stages: int) -> "list[jax.Device]":
+def devices_of_library(
+    devices: "list[jax.Device]", model: ModelConfig, stages: int
+) -> "list[jax.Device]":
     """Return those of the devices of one process that share a model multiplied by the library in C.
 
     It is one for each socket in each stage: threads that take blocks as they come do not wait for each other as devices
@@ -107,13 +116,15 @@ def devices_each(facts: Facts, most: int) -> int:
     """
     from orca_jax.model.sharding import can_share
 
-    nnodes, stages, tensor = facts.num_hosts, facts.stages, facts.chosen.devices.tensor
+    nnodes = facts.num_hosts
+    stages = facts.stages
+    tensor = facts.chosen.devices.tensor
     if tensor is None:
         sizes = range(1, max(1, most * nnodes // stages) + 1)
-        fitting = [size for size in sizes if size * stages % nnodes == 0 and can_share(facts.known, size)]
-        if fitting:
-            return max(fitting) * stages // nnodes
-        tensor = -(-nnodes // stages)
+        fitting = [
+            size for size in sizes if size * stages % nnodes == 0 and can_share(facts.known, size)
+        ]
+        tensor = max(fitting, default=ceil_div(nnodes, stages))
     check_support(replace(facts, shards=tensor), "devices")
     return tensor * stages // nnodes
 
@@ -129,7 +140,9 @@ def claim_shared_devices(facts: Facts) -> "list[jax.Device]":
     from orca_jax.exec.memory import claim_memory
 
     claim_memory(facts.chosen.devices.utilization)
-    return mesh_devices(facts.num_hosts * devices_each(facts, len(jax.local_devices())), facts.num_hosts)
+    own = jax.local_devices()
+    known = replace(facts, device_kind=own[0].device_kind, num_devices=len(own))
+    return mesh_devices(facts.num_hosts * devices_each(known, len(own)), facts.num_hosts)
 
 
 def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
@@ -144,7 +157,9 @@ def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
 
     found: list[jax.Device] = []
     for rank in (*range(1, nnodes), 0):
-        devices = sorted((one for one in jax.devices() if one.process_index == rank), key=lambda one: one.id)
+        devices = sorted(
+            (one for one in jax.devices() if one.process_index == rank), key=lambda one: one.id
+        )
         if len(devices) < size // nnodes:
             raise ConfigError(
                 f"{size} devices are wanted in all, so each of {nnodes} processes needs {size // nnodes}, and process "

@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from orca_jax.assembly.adapters import adapter_reader, load_first
-from orca_jax.assembly.built import Built, join_parts, refuse_update, summary_of, timeline_header
+from orca_jax.assembly.built import (
+    Built,
+    PrepareUpdate,
+    join_parts,
+    refuse_update,
+    summary_of,
+    timeline_header,
+)
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host, devices_of_library
@@ -18,11 +25,11 @@ from orca_jax.assembly.self_test import Outcome, try_kernels
 from orca_jax.assembly.support import Facts, check_settings, check_support, refusal
 from orca_jax.assembly.toy import build_toy
 from orca_jax.cluster.messages import ModelJob
-from orca_jax.config import AttentionName, EngineConfig
 from orca_jax.exec.host import trim_heap
-from orca_jax.progress import line_without_bars
-from orca_jax.startup import StartTimes
+from orca_jax.helpers.console import line_without_bars
 from orca_jax.timeline.writer import check_trace_file
+from orca_jax.values.config import AttentionName, EngineConfig
+from orca_jax.values.startup import StartTimes
 
 if TYPE_CHECKING:
     from orca_jax.assembly.executor import PlacedModel
@@ -74,11 +81,16 @@ class _EngineBuild:
     """The steps from a described model to an engine."""
 
     def __init__(self, found: Described, choices: Choices, host: Host, times: StartTimes) -> None:
-        self._found, self._choices, self._host, self._times = found, choices, host, times
+        self._found = found
+        self._choices = choices
+        self._host = host
+        self._times = times
 
     def run(self, on_compile: Callable[[], None] | None) -> Built:
         """Place the model on its devices, load it, and compile its programs."""
-        found, choices, host = self._found, self._choices, self._host
+        found = self._found
+        choices = self._choices
+        host = self._host
         directory = cache_directory(found.config.compile_cache)
         with self._times.phase("import"):
             if found.config.cpu_products != "xla" and host.num_hosts == 1:
@@ -86,28 +98,55 @@ class _EngineBuild:
             from orca_jax.assembly.executor import start_executor
             from orca_jax.assembly.weights import WeightUpdater
 
-        config, model, max_model_len = found.config, found.model, found.max_model_len
+        config = found.config
+        model = found.model
+        max_model_len = found.max_model_len
         outcome = self._try_kernels(directory)
         if outcome.implementation is not None:
-            config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
+            config = replace(
+                config, attention_implementation=cast(AttentionName, outcome.implementation)
+            )
         placed, facts, proposer = self._place(config, directory)
-        attention, free, strict = config.attention_implementation, host.free, config.strict_compile
-        resolved = resolve(choices, max_model_len, placed, attention, free, directory, strict_compile=strict)
+        resolved = resolve(
+            choices,
+            max_model_len,
+            placed,
+            config.attention_implementation,
+            host.free,
+            directory,
+            strict_compile=config.strict_compile,
+        )
         # These may raise errors, so they come before the weights are read and minutes of compilation.
-        _, pool = build_scheduling(choices, model, max_model_len, resolved.cache, resolved.buckets[-1])
+        _, pool = build_scheduling(
+            choices, model, max_model_len, resolved.cache, resolved.buckets[-1]
+        )
         implementation = explain(placed.config, resolved, placed.mesh)
         host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
-        enough = partial(choices.budget.is_enough, placed.platform)
+        enough = partial(choices.budget.is_enough, placed.platform.name)
         local = start_executor(
-            placed, resolved, self._times, on_compile, host.meet, has_bars=config.progress, is_enough=enough
+            placed,
+            resolved,
+            self._times,
+            on_compile,
+            host.meet,
+            has_bars=config.progress,
+            is_enough=enough,
         )
-        executor, launches = host.lead(local), local.launch_seconds
-        budget = choices.budget.tokens(placed.platform, launches)
-        plain = build_scheduler(choices.batches, resolved.cache.num_blocks, budget, seconds_of(launches))
+        executor = host.lead(local)
+        launches = local.launch_seconds
+        budget = choices.budget.tokens(placed.platform.name, launches)
+        plain = build_scheduler(
+            choices.batches, resolved.cache.num_blocks, budget, seconds_of(launches)
+        )
         scheduler = speculating(choices.drafts, plain, budget, launches, proposer)
         header = timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
         engine = join_parts(executor, scheduler, pool, header, local.adapters)
         reader = adapter_reader(placed.config, resolved.lora, resolved.dtype)
+        prepare_update: PrepareUpdate
+        if refusal(facts, "update"):
+            prepare_update = partial(refuse_update, facts)
+        else:
+            prepare_update = WeightUpdater(placed, local, found.source).prepare
         return Built(
             engine=engine,
             tokenizer=found.tokenizer,
@@ -116,36 +155,46 @@ class _EngineBuild:
             max_model_len=max_model_len,
             timeline_header=header,
             read_adapter=load_first(engine, config.lora_paths, reader),
-            summary=summary_of(header, pool.kv, self._times.report(), placed, implementation),
+            summary=summary_of(header, pool, self._times.report(), placed, implementation),
             executor_config=resolved,
-            prepare_update=partial(refuse_update, facts)
-            if refusal(facts, "update")
-            else WeightUpdater(placed, local, found.source).prepare,
+            prepare_update=prepare_update,
             directory=found.texts,
             proposer=proposer,
             self_tests=outcome.tests,
+            reads=choices.batches.reads,
         )
 
     def _try_kernels(self, directory: str | None) -> Outcome:
-        config, pages, tensor = self._found.config, self._choices.pages, self._choices.devices.tensor
+        config = self._found.config
+        pages = self._choices.pages
+        tensor = self._choices.devices.tensor
         if not config.kernel_self_test:
             return Outcome()
-        dtype, attention = dtype_of(config.dtype, "gpu"), config.attention_implementation
-        return try_kernels(self._found.model, dtype, tensor or 1, pages, attention, directory)
+        dtype = dtype_of(config.dtype, "gpu")
+        attention = config.attention_implementation
+        return try_kernels(
+            self._found.model, dtype, tensor or 1, pages, attention, directory, self._host.num_hosts
+        )
 
-    def _place(self, config: EngineConfig, directory: str | None) -> "tuple[PlacedModel, Facts, ModelProposer | None]":
+    def _place(
+        self, config: EngineConfig, directory: str | None
+    ) -> "tuple[PlacedModel, Facts, ModelProposer | None]":
         """Place the model, and start the draft model: later the KV cache takes the memory that is left."""
         from orca_jax.assembly.executor import place_model
 
-        found, choices = self._found, self._choices
-        facts, stages = Facts(config, self._host.num_hosts, found.model), choices.devices.stages
+        found = self._found
+        choices = self._choices
+        facts = Facts(config, self._host.num_hosts, found.model)
+        stages = choices.devices.stages
         devices = self._host.devices(facts)
         plain = dtype_of(config.dtype, devices[0].platform)
         facts = replace(facts, platform=devices[0].platform, dtype=plain, source=found.source)
         check_support(facts, "platform")
         dtype, library = choose_products(facts, directory)
-        if facts.platform == "cpu" and config.gpu_memory_utilization is not None:
-            logger.warning("gpu_memory_utilization is for accelerators; num_pages sets the KV cache of a CPU")
+        if facts.is_host and config.gpu_memory_utilization is not None:
+            logger.warning(
+                "gpu_memory_utilization is for accelerators; num_pages sets the KV cache of a CPU"
+            )
         shared = devices
         if library is not None and choices.devices.tensor is None:
             shared = devices_of_library(devices, facts.known, stages)
@@ -161,8 +210,11 @@ class _EngineBuild:
         )
         proposer = None
         if found.draft is not None:
-            own, attention = devices[: len(devices) // stages], config.attention_implementation
-            proposer = found.draft.start(own, plain, choices.pages.size, attention, self._times, directory)
+            own = devices[: len(devices) // stages]
+            attention = config.attention_implementation
+            proposer = found.draft.start(
+                own, plain, choices.pages.size, attention, self._times, directory
+            )
         return placed, replace(facts, model=placed.config, dtype=dtype), proposer
 
 

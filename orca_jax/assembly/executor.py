@@ -4,27 +4,28 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from orca_jax.config import DType, ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.host_memory import use_large_pages
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
+from orca_jax.helpers.console import progress_bar
 from orca_jax.kernels.native import Library
-from orca_jax.model.block import Block
 from orca_jax.model.load import KeepBits, Loading, prepare_load, tensor_mesh
 from orca_jax.model.sharding import keep_order
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
-from orca_jax.progress import progress_bar
-from orca_jax.startup import StartTimes
+from orca_jax.values.config import DType, ExecutorConfig, LoadFormat, ModelConfig
+from orca_jax.values.platforms import Platform, platform_of
+from orca_jax.values.startup import StartTimes
 
 
 class PlacedStage(NamedTuple):
@@ -68,13 +69,12 @@ class PlacedModel:
     @property
     def devices(self) -> list[jax.Device]:
         """The devices of all stages, in their order."""
-        return [device for stage in self.stages for device in stage.mesh.devices.flat]
+        return [*chain.from_iterable(stage.mesh.devices.flat for stage in self.stages)]
 
     @property
-    def platform(self) -> str:
+    def platform(self) -> Platform:
         """The platform of the devices."""
-        platform: str = self.devices[0].platform
-        return platform
+        return platform_of(self.devices[0])
 
     @property
     def skips_padding(self) -> bool:
@@ -84,7 +84,7 @@ class PlacedModel:
     @property
     def products(self) -> str:
         """The products of matrices on a CPU, "native", "native in 8 bits" or "xla"; empty on other devices."""
-        if self.platform != "cpu":
+        if not self.platform.is_host:
             return ""
         own = "native in 8 bits" if self.library and self.library.activation_bits == 8 else "native"
         return "xla" if self.library is None else own
@@ -154,7 +154,7 @@ def start_executor(
     """
     own = [stage for stage in placed.stages if stage.is_local]
     first = next((size for size in config.buckets if is_enough(size, math.inf)), None)
-    programs = [Programs(shapes, config, mesh, first=first) for mesh, shapes in own]
+    programs = [Programs(shapes, config, mesh, largest=first) for mesh, shapes in own]
     with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
             stages = [_load(placed, stage, has_bars) for stage in placed.stages]
@@ -178,15 +178,18 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
     if not stage.is_local:
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
-    name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
-    keep, devices, library = placed.weights.keep_bits, placed.devices, placed.library
+    name = "Loading"
+    if not span.is_whole:
+        name = f"Loading layers {span.start} to {span.stop - 1}"
+    keep = placed.weights.keep_bits
+    devices = placed.devices
+    library = placed.library
     # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
-    reads_stacks = isinstance(stage.shapes.blocks, Block) or keep is not None
-    form = (
-        partial(arrange_and_pack, keep, devices, library)
-        if placed.weights.packs
-        else partial(arrange_for, keep, devices, library if reads_stacks else None)
-    )
+    reads_stacks = stage.shapes.is_stacked or keep is not None
+    if placed.weights.packs:
+        form = partial(arrange_and_pack, keep, devices, library)
+    else:
+        form = partial(arrange_for, keep, devices, library if reads_stacks else None)
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if library is not None:
         if not placed.weights.packs:
@@ -208,7 +211,7 @@ def arrange_for(
     keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
 ) -> None:
     """`arrange`, with the bits of the files where the library multiplies them."""
-    platform = devices[0].platform
+    platform = platform_of(devices[0])
     if library is None or keep_bits is None:
         arrange(platform, decoder, library)
         return
@@ -220,17 +223,17 @@ def arrange_for(
         keep_bits(decoder, library, len(devices))
 
 
-def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:
+def arrange(platform: Platform, decoder: Decoder, library: Library | None = None) -> None:
     """Change the layers of a decoder to the form that suits the platform. With a library `Decoder.pack` comes next."""
     # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts. The library
     # reads packed matrices in their stack.
     # Layers with pages of several shapes, or with those of another layer, have no common body.
     shapes = {cache.shape for cache in decoder.config.layer_caches if cache is not None}
     is_uniform = len(shapes) <= 1 and decoder.config.key_sharing is None
-    is_read_in_place = (platform == "tpu" and decoder.config.experts is None and is_uniform) or (
-        library is not None and decoder.can_pack(library)
-    )
+    is_read_in_place = (
+        platform.scans_in_place and decoder.config.experts is None and is_uniform
+    ) or (library is not None and decoder.can_pack(library))
     if not is_read_in_place:
-        decoder.unstack(switched=platform == "cpu" and is_uniform)
-    if platform == "tpu":
+        decoder.unstack(switched=platform.switches_layers and is_uniform)
+    if platform.has_tiles:
         keep_order(decoder)

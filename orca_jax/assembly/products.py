@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from orca_jax.assembly.quantised import is_dynamic, weights_of
 from orca_jax.assembly.resolve import dtype_of
 from orca_jax.assembly.support import Facts, refusal
-from orca_jax.config import DType
-from orca_jax.errors import ConfigError
-from orca_jax.processor import all_cpu_flags
+from orca_jax.helpers.processor import all_cpu_flags
+from orca_jax.values.config import DType
+from orca_jax.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from orca_jax.kernels.native import Library
@@ -48,19 +48,24 @@ def choose_products(facts: Facts, directory: str | None) -> Products:
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products". Or a dynamic quantisation
             needs it; `param` is "quantization".
     """
-    chosen, name = _chosen(facts, directory), facts.config.quantization
+    chosen = _chosen(facts, directory)
+    name = facts.config.quantization
     if not is_dynamic(name):
         return chosen
     if chosen.library is None:
         message = f"quantization {name} needs the products of the library in C, and this engine has those of XLA"
-        raise ConfigError(f"{message}; use {weights_of(name)} (docs/kernels.md says who has it)", param="quantization")
+        raise ConfigError(
+            f"{message}; use {weights_of(name)} (docs/kernels.md says who has it)",
+            param="quantization",
+        )
     return chosen._replace(library=chosen.library._replace(activation_bits=8))
 
 
 def _chosen(facts: Facts, directory: str | None) -> Products:
     """`choose_products` without the activations of a dynamic quantisation."""
-    wanted, dtype = facts.config.cpu_products, dtype_of(facts.config.dtype, facts.platform)
-    if facts.platform != "cpu" or wanted == "xla" or facts.num_hosts > 1:
+    wanted = facts.config.cpu_products
+    dtype = dtype_of(facts.config.dtype, facts.platform)
+    if not facts.is_host or wanted == "xla" or facts.num_hosts > 1:
         return Products(dtype, None)
     is_auto = facts.config.dtype == "auto"
     library = _loaded(replace(facts, dtype=dtype), directory)
@@ -71,8 +76,14 @@ def _chosen(facts: Facts, directory: str | None) -> Products:
     from orca_jax.assembly.trial import is_faster
     from orca_jax.model.stored_type import stored_dtype
 
-    for each in ("bfloat16", dtype) if is_auto and stored_dtype(facts.source) == "bfloat16" else (dtype,):
-        if wanted == "native" or _is_measured(each) or is_faster(library.width, each, directory, library.name):
+    for each in (
+        ("bfloat16", dtype) if is_auto and stored_dtype(facts.source) == "bfloat16" else (dtype,)
+    ):
+        if (
+            wanted == "native"
+            or _is_measured(each)
+            or is_faster(library.width, each, directory, library.name)
+        ):
             return Products(each, library)
     return Products(dtype, None)
 
@@ -99,7 +110,8 @@ def begin_products(directory: str | None) -> None:
     """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `choose_products`."""
     if entry_points(group="jax_plugins") or find_spec("libtpu") is not None:
         return  # JAX has an accelerator
-    from orca_jax.kernels.native import require_library  # in this thread: two that import JAX would wait for each other
+    # in this thread: two that import JAX would wait for each other
+    from orca_jax.kernels.native import require_library
 
     def begin() -> None:
         with contextlib.suppress(Exception):  # `choose_products` logs the reason

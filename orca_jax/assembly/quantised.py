@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import get_args
 
-from orca_jax.bundled import is_gguf
-from orca_jax.config import Quantization, QuantizationName
+from orca_jax.helpers.bundled import is_gguf
+from orca_jax.values.config import Quantization, QuantizationName
 
 _DYNAMIC = "-dynamic"
 _KEPT = {"int8-dynamic": range(4, 9), "int4-dynamic": (4,)}
@@ -32,4 +32,6 @@ def kind_of(name: QuantizationName | None, source: str) -> Quantization | None:
         return weights_of(name)
     from orca_jax.model.gguf.weights import has_few_bits
 
-    return None if has_few_bits(Path(source), _KEPT[name]) else weights_of(name)
+    if has_few_bits(Path(source), _KEPT[name]):
+        return None
+    return weights_of(name)

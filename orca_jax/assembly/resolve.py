@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orca_jax.assembly.choices import Choices
-from orca_jax.cache_files import own_folder, refusal
-from orca_jax.cache_spec import form_groups
-from orca_jax.config import (
+from orca_jax.helpers.cache_files import own_folder, refusal
+from orca_jax.helpers.processor import multiplies_bfloat16
+from orca_jax.sched.states import SNAPSHOT_TOKENS
+from orca_jax.values.cache_spec import form_groups
+from orca_jax.values.config import (
     AttentionName,
     CacheConfig,
     DType,
@@ -15,12 +17,10 @@ from orca_jax.config import (
     LoraConfig,
     ModelConfig,
     PageDType,
-    PageLayout,
     page_dtype,
 )
-from orca_jax.errors import ConfigError
-from orca_jax.processor import multiplies_bfloat16
-from orca_jax.sched.states import SNAPSHOT_TOKENS
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_named
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 
 def dtype_of(wanted: DType | Literal["auto"], platform: str) -> DType:
     """Return the type of weights and activations."""
-    if wanted != "auto":
-        return wanted
-    return "float32" if platform == "cpu" else "bfloat16"
+    return platform_named(platform).dtype if wanted == "auto" else wanted
 
 
 def cache_directory(directory: str | None) -> str | None:
@@ -45,8 +43,11 @@ def cache_directory(directory: str | None) -> str | None:
     if directory == "auto":
         try:
             directory = str(Path.home() / ".cache" / "orca-jax" / "programs")
-        except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
-            logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+        # no HOME, and a user without an entry in the table of users, as in some containers
+        except RuntimeError:
+            logger.warning(
+                "there is no home directory for the compile cache, so programs are compiled at each start"
+            )
             return None
     if directory is None:
         return None
@@ -87,7 +88,7 @@ def resolve(
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
     """
-    buckets = choices.budget.sizes(placed.platform, skips_padding=placed.skips_padding)
+    buckets = choices.budget.sizes(placed.platform.name, skips_padding=placed.skips_padding)
     return ExecutorConfig(
         dtype=placed.weights.dtype,
         tensor_parallel_size=len(placed.devices) // len(placed.stages),
@@ -107,39 +108,40 @@ def resolve(
     )
 
 
-def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:
+def page_type(dtype: DType, *, converts: bool, has_bfloat16: bool) -> PageDType:
     """Return the type of pages for a `kv_cache_dtype` of "auto".
 
     Args:
         dtype: the type of weights and activations.
-        platform: the platform of the devices.
+        converts: True if attention converts other types than float32 in each product.
         has_bfloat16: True to keep bfloat16 on a CPU. A CPU converts other types than float32 in each product of
             attention, so their pages are float32.
     """
-    if platform != "cpu" or (dtype == "bfloat16" and has_bfloat16):
+    if not converts or (dtype == "bfloat16" and has_bfloat16):
         return dtype
     return "float32"
 
 
-def page_layout(platform: str) -> PageLayout:
-    """Return the order of tokens in a page."""
-    return "head_major" if platform == "cpu" else "token_major"
-
-
-def can_view(platform: str, dtype: PageDType) -> bool:
+def can_view(dtype: PageDType, *, has_tiles: bool) -> bool:
     """Return True if pages can be viewed in another shape without a copy: on TPUs they are stored in tiles of theirs.
 
     The scales of 8-bit pages belong to heads.
     """
-    return platform != "tpu" and dtype not in ("int8", "float8_e4m3fn")
+    return not has_tiles and dtype not in ("int8", "float8_e4m3fn")
 
 
 def _cache(
-    choices: Choices, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
+    choices: Choices,
+    model: ModelConfig,
+    max_model_len: int,
+    placed: "PlacedModel",
+    largest: int,
+    free: int | None,
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
     from orca_jax.exec.cache import (
-        USUAL_SHARE,
+        SHARED,
+        WHOLE,
         free_memory,
         largest_stack,
         size_cache,
@@ -149,19 +151,37 @@ def _cache(
     )
     from orca_jax.exec.states import state_demand
 
-    requests, pages, dtype = choices.requests, choices.pages, placed.weights.dtype
-    cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
+    requests = choices.requests
+    pages = choices.pages
+    dtype = placed.weights.dtype
+    cache_auto = page_type(
+        dtype, converts=placed.platform.converts_pages, has_bfloat16=multiplies_bfloat16()
+    )
     cache_dtype = cache_auto if pages.dtype == "auto" else page_dtype(pages.dtype)
-    groups = form_groups(model.layer_caches, max_model_len, views=can_view(placed.platform, cache_dtype))
-    form = CacheConfig(groups, (), pages.size, cache_dtype, page_layout(placed.platform))
-    snapshots = most_snapshots(max_model_len) if requests.reuses_prefixes else 0
+    groups = form_groups(
+        model.layer_caches,
+        max_model_len,
+        views=can_view(cache_dtype, has_tiles=placed.platform.has_tiles),
+    )
+    form = CacheConfig(groups, (), pages.size, cache_dtype, placed.platform.page_layout)
+    snapshots = 0
+    if requests.reuses_prefixes:
+        snapshots = most_snapshots(max_model_len)
     states = state_demand(model, dtype, requests.num_rows, snapshots)
     if pages.number is not None:
         return with_num_pages(form, pages.number, max_model_len, states)
-    needed = max(weight_bytes(stage.shapes) + _lora_bytes(choices.lora, stage, dtype) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, requests.num_rows, max_model_len, placed.mesh.size, choices.most_drafts)
-    if placed.weights.is_random and placed.platform != "cpu":
+    needed = max(
+        weight_bytes(stage.shapes) + _lora_bytes(choices.lora, stage, dtype)
+        for stage in placed.stages
+    )
+    needed += workspace_bytes(
+        model, largest, requests.num_rows, max_model_len, placed.mesh.size, choices.most_drafts
+    )
+    if placed.weights.is_random and not placed.platform.is_host:
         needed += max(largest_stack(stage.shapes) for stage in placed.stages)
+    longest = max_model_len
+    if choices.traits.has_token_budget:
+        longest = min(largest, longest)
     memory = free_memory(placed.devices, choices.devices.utilization, needed, free)
     return size_cache(
         form,
@@ -169,9 +189,9 @@ def _cache(
         memory=memory // len(placed.stages),
         num_rows=requests.num_rows,
         max_model_len=max_model_len,
-        longest=min(largest, max_model_len) if choices.traits.has_token_budget else max_model_len,
+        longest=longest,
         states=states,
-        usual=USUAL_SHARE if placed.platform == "cpu" else 1.0,
+        use=SHARED if placed.platform.is_host else WHOLE,
     )
 
 
@@ -202,7 +222,9 @@ def explain(model: ModelConfig, config: ExecutorConfig, mesh: "Mesh") -> str:
     try:
         choice = explain_attention(model, config, mesh)
     except NotImplementedError as error:
-        raise ConfigError(f"{error}; leave attention_implementation out", param="attention_implementation") from None
+        raise ConfigError(
+            f"{error}; leave attention_implementation out", param="attention_implementation"
+        ) from None
     level = logging.WARNING if choice.is_slow else logging.INFO
     slowly = ". It is slower than the kernels named here" if choice.is_slow else ""
     logger.log(level, "attention by %r: %s%s", choice.backend.name, choice.reason, slowly)

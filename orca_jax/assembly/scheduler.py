@@ -3,13 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from orca_jax.assembly.choices import PREDICTORS, Batches, Choices, Drafts
 from orca_jax.assembly.support import check_budget
-from orca_jax.bundled import ranker_directory
-from orca_jax.checks import is_class_name
-from orca_jax.config import CacheConfig, ModelConfig
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import ranker_directory
 from orca_jax.policy.kinds import predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
@@ -19,11 +17,24 @@ from orca_jax.sched.drafts.ngram import NgramProposer
 from orca_jax.sched.drafts.proposer import Proposer
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.pool import Predictor, RequestPool
-from orca_jax.sched.predict import Scored
-from orca_jax.sched.scheduler import KnownScheduler, MeasuredSeconds, Scheduler, SchedulerSettings, unknown_seconds
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import EnginePredictor, Score, Scored
+from orca_jax.sched.scheduler import (
+    KnownScheduler,
+    MeasuredSeconds,
+    Scheduler,
+    SchedulerSettings,
+    unknown_seconds,
+)
+from orca_jax.values.checks import is_class_name
+from orca_jax.values.config import CacheConfig, ModelConfig
+from orca_jax.values.errors import ConfigError
 
-WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM
+# share of all pages to keep free when a request is admitted beside others, as in vLLM
+WATERMARK = 0.01
+
+RANKER = "orca_jax.tools.ranker.storage"
+"""The module that loads trained predictors: a plug-in, imported by its name."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +45,28 @@ def build_scheduling(
     max_model_len: int,
     cache: CacheConfig,
     budget: int,
-    predictor: Predictor | None = None,
+    predictor: EnginePredictor | None = None,
     seconds: MeasuredSeconds = unknown_seconds,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[KnownScheduler, RequestPool]:
     """A scheduler and its pool.
 
-    `budget` is the largest launch in tokens; `predictor` replaces the one of the settings; `seconds` is for policies.
+    `budget` is the largest launch in tokens; `predictor` replaces the one of the settings; `seconds` is for policies,
+    whose decisions `clock` measures.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
     check_budget(choices.budget, budget)
-    scheduler = build_scheduler(choices.batches, cache.num_blocks, budget, seconds)
+    scheduler = build_scheduler(choices.batches, cache.num_blocks, budget, seconds, clock)
     predictor = predictor or _predictor(choices.requests.predictor, model.vocab_size)
-    requests, traits, n_slots = choices.requests, choices.traits, choices.requests.n_slots
+    requests = choices.requests
+    traits = choices.traits
+    n_slots = choices.requests.n_slots
     if traits.has_reservations and n_slots is None:
-        n_slots = max(1, most_slots(cache.groups, cache.num_blocks, cache.page_size, requests.num_rows))
+        n_slots = max(
+            1, most_slots(cache.groups, cache.num_blocks, cache.page_size, requests.num_rows)
+        )
     kv = KVManager(
         cache.num_blocks,
         cache.page_size,
@@ -72,15 +89,13 @@ def build_scheduling(
     return scheduler, pool
 
 
-def _predictor(name: str, vocab_size: int) -> Predictor:
+def _predictor(name: str, vocab_size: int) -> EnginePredictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
     if is_class_name(name):
         return predictor_kind(name)
     directory = ranker_directory(name)
-    from orca_jax.ranker.storage import load_scorer
-
-    scorer = load_scorer(directory)
+    scorer: Score = import_module(RANKER).load_scorer(directory)
     if scorer.vocab_size != vocab_size:
         message = (
             f"length_predictor {name} is for a vocabulary of {scorer.vocab_size} ids, and the model has {vocab_size}; "
@@ -91,7 +106,11 @@ def _predictor(name: str, vocab_size: int) -> Predictor:
 
 
 def build_scheduler(
-    batches: Batches, num_blocks: Sequence[int], budget: int, seconds: MeasuredSeconds = unknown_seconds
+    batches: Batches,
+    num_blocks: Sequence[int],
+    budget: int,
+    seconds: MeasuredSeconds = unknown_seconds,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> KnownScheduler:
     """The scheduler alone. `num_blocks` are those of each pool, and `budget` is the largest launch in tokens."""
     settings = SchedulerSettings(
@@ -104,6 +123,7 @@ def build_scheduler(
         num_stages=batches.num_stages,
         num_rows=batches.num_rows,
         seconds=seconds,
+        clock=clock,
     )
     return batches.kind.from_settings(settings)
 
@@ -136,7 +156,8 @@ def speculating(
     """
     if drafts is None:
         return scheduler
-    count, max_bs = drafts.num_tokens, drafts.max_bs
+    count = drafts.num_tokens
+    max_bs = drafts.max_bs
     proposer = proposer or NgramProposer(count, *drafts.ngrams)
     limits = DraftLimits(count, drafts.most, max_bs, drafts.num_requests, budget)
     charge = scheduler.ordering.charge if isinstance(scheduler, ChunkedScheduler) else None

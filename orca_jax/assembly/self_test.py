@@ -10,16 +10,17 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from orca_jax.assembly.choices import PageChoices
-from orca_jax.config import AttentionName, DType, ModelConfig, page_dtype
+from orca_jax.values.config import AttentionName, DType, ModelConfig, page_dtype
 
 if TYPE_CHECKING:
     from orca_jax.kernels.ragged_attention.self_test import Trial
@@ -50,7 +51,13 @@ class Outcome:
 
 
 def try_kernels(
-    model: ModelConfig, dtype: DType, tensor: int, pages: PageChoices, wanted: AttentionName | None, folder: str | None
+    model: ModelConfig,
+    dtype: DType,
+    tensor: int,
+    pages: PageChoices,
+    wanted: AttentionName | None,
+    folder: str | None,
+    num_hosts: int = 1,
 ) -> Outcome:
     """Try the kernels of an accelerator with the shapes of a model.
 
@@ -61,6 +68,7 @@ def try_kernels(
         pages: the pages of the settings.
         wanted: the implementation of the settings.
         folder: keeps compiled programs; None: they are not kept.
+        num_hosts: processes of the engine.
     """
     import jax
 
@@ -70,6 +78,11 @@ def try_kernels(
     from orca_jax.kernels.ragged_attention.self_test import Trial
     from orca_jax.model.sharding import on_shards, uneven_parts
 
+    if num_hosts > 1 and importlib.util.find_spec("libtpu"):
+        logger.info(
+            "the attention kernels are not tested: a TPU of several hosts waits for a process on each of them"
+        )
+        return Outcome()
     if has_jax_started():
         logger.info(
             "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
@@ -99,10 +112,14 @@ def has_accelerator_support(platforms: str | None) -> bool:
     if platforms and set(platforms.split(",")) == {"cpu"}:
         return False
     plugins = importlib.metadata.entry_points(group="jax_plugins")
-    return bool(plugins) or any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    return bool(plugins) or any(
+        importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu")
+    )
 
 
-def try_implementations(trial: "Trial", compile_cache: str | None, command: Sequence[str] = COMMAND) -> Outcome:
+def try_implementations(
+    trial: "Trial", compile_cache: str | None, command: Sequence[str] = COMMAND
+) -> Outcome:
     """Try implementations until one is right, or in plain XLA. Logs one warning if any failed.
 
     Args:
@@ -110,7 +127,9 @@ def try_implementations(trial: "Trial", compile_cache: str | None, command: Sequ
         compile_cache: directory of JAX's cache for the programs of the test.
         command: the process, without the trial.
     """
-    logger.info("testing the attention kernels in a process of their own, for %d s at most", trial.seconds)
+    logger.info(
+        "testing the attention kernels in a process of their own, for %d s at most", trial.seconds
+    )
     tests: list[SelfTest] = []
     chosen: str | None = None
     while chosen is None:
@@ -128,8 +147,12 @@ def try_implementations(trial: "Trial", compile_cache: str | None, command: Sequ
     wrong = [test for test in tests if test.result != "ok"]
     if not wrong:
         return Outcome(tuple(tests))
-    problems = "; ".join(f"{test.implementation!r} ({test.result}: {test.detail})" for test in wrong)
-    instead = f"attention by {chosen!r} is used instead, which is slower" if chosen else "they are used untested"
+    problems = "; ".join(
+        f"{test.implementation!r} ({test.result}: {test.detail})" for test in wrong
+    )
+    instead = "they are used untested"
+    if chosen:
+        instead = f"attention by {chosen!r} is used instead, which is slower"
     logger.warning("attention kernels failed their self-test: %s; %s", problems, instead)
     return Outcome(tuple(tests), chosen)
 
@@ -147,7 +170,7 @@ def _run(trial: "Trial", compile_cache: str | None, command: Sequence[str]) -> _
     """Run one process."""
     from orca_jax.exec.memory import sharing_environment
 
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+    with _memory_file() as out, _memory_file() as errors:
         # Files, not pipes: a process that cannot be killed would keep a pipe open.
         process = subprocess.Popen(
             [*command, trial.to_json()],
@@ -161,17 +184,27 @@ def _run(trial: "Trial", compile_cache: str | None, command: Sequence[str]) -> _
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if process.poll() is None:
-                process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_KILL_SECONDS)
-        said = {key: value for line in _lines(_text(out)) for key, value in line.items()}
+            _kill(process)
+        said: dict[str, Any] = {}
+        for line in _lines(_text(out)):
+            said |= line
         return _Ended(said, code, "".join(_text(errors).strip().splitlines()[-1:]))
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process if it runs, and wait for its end for a moment."""
+    if process.poll() is not None:
+        return
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_SECONDS)
 
 
 def _result(ended: _Ended, seconds: int) -> SelfTest | None:
     """The result of a process; None on a CPU, for plain XLA, and if the configured implementation cannot be used."""
-    said, code, name = ended.said, ended.code, ended.said.get("implementation", "unknown")
+    said = ended.said
+    code = ended.code
+    name = ended.said.get("implementation", "unknown")
     if "result" in said:
         return SelfTest(name, said["result"], said["detail"])
     if code is None or code == -signal.SIGALRM:
@@ -180,13 +213,21 @@ def _result(ended: _Ended, seconds: int) -> SelfTest | None:
         return SelfTest(name, "crash", f"ended by {signal.Signals(-code).name}")
     if code > 0:
         return SelfTest(name, "error", ended.last_error[:400] or f"exit status {code}")
-    return SelfTest(name, "crash", "ended without a result") if said.get("is_plain") is False else None
+    if said.get("is_plain") is False:
+        return SelfTest(name, "crash", "ended without a result")
+    return None
 
 
-def _text(file: Any) -> str:
+def _memory_file() -> IO[bytes]:
+    """Open a file without a name. It is in memory: a container may have no folder that can be written."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("orca-self-test"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
-    text: str = file.read().decode(errors="replace")
-    return text
+    return file.read().decode(errors="replace")
 
 
 def _lines(text: str) -> list[dict[str, Any]]:

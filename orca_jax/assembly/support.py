@@ -8,15 +8,16 @@ from typing import Any, Literal, NamedTuple
 
 from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
 from orca_jax.assembly.quantised import kind_of, weights_of
-from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.checks import did_you_mean, is_class_name
-from orca_jax.config import EngineConfig, ModelConfig
-from orca_jax.errors import ConfigError
-from orca_jax.hub import is_hub_name
-from orca_jax.layer_config import PAGED_MIXERS
+from orca_jax.helpers.bundled import is_gguf, is_preset
+from orca_jax.helpers.hub import is_hub_name
 from orca_jax.policy.kinds import PolicyKind
 from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
+from orca_jax.values.checks import did_you_mean, is_class_name
+from orca_jax.values.config import EngineConfig, ModelConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import PAGED_MIXERS
+from orca_jax.values.platforms import platform_named
 
 Moment = Literal[
     "settings", "numbers", "toy", "hosts", "model", "draft", "devices", "platform", "library", "update",
@@ -38,6 +39,13 @@ MOMENTS: dict[Moment, str] = {
 """The moments of checks, and when each comes. A row is checked as soon as all facts that it reads are known."""
 
 
+WHOLE_SLICES = ("TPU v5 lite", "TPU v6 lite")
+"""Kinds of TPUs, in JAX's names, whose slices of several hosts run programs of all chips alone.
+
+For a part of such a slice the compiler refuses sums over its chips and transfers to other parts (docs/deployment.md).
+"""
+
+
 class AdapterNumbers(NamedTuple):
     """Numbers of adapters: in one batch, loaded at most, and loaded at start."""
 
@@ -57,6 +65,7 @@ class Facts:
     dtype: str = ""  # of the weights
     shards: int = 1  # devices that share each layer
     num_devices: int = 0  # of this process
+    device_kind: str = ""  # JAX's name
     draft: ModelConfig | None = None
     max_model_len: int = 0  # most tokens of a request
     source: str = ""  # the directory, file or preset of the model
@@ -74,13 +83,23 @@ class Facts:
         return self.model
 
     @property
+    def outside(self) -> str:
+        """The name of the scheduler or the order from outside."""
+        kind = self.chosen.batches.kind
+        return kind.name if isinstance(kind, PolicyKind) else self.config.scheduler
+
+    @property
     def has_few_bits(self) -> bool:
         """True if the model has matrices of few bits, which the library multiplies in any type."""
         from orca_jax.model.gguf.weights import has_few_bits
 
         if (kind := self.known.quantization) is not None:
             return kind != "fp8"
-        return self.config.load_format != "dummy" and is_gguf(self.source) and has_few_bits(Path(self.source))
+        return (
+            self.config.load_format != "dummy"
+            and is_gguf(self.source)
+            and has_few_bits(Path(self.source))
+        )
 
     @property
     def proposing(self) -> ModelConfig:
@@ -94,14 +113,22 @@ class Facts:
         return self.config.pipeline_parallel_size
 
     @property
+    def runs_whole_slices(self) -> bool:
+        """True if a program needs all chips of all processes."""
+        return self.num_hosts > 1 and self.device_kind in WHOLE_SLICES
+
+    @property
     def drafter(self) -> str | None:
         """The setting of the draft model."""
-        return None if self.config.speculative_config is None else self.config.speculative_config.model
+        return (
+            None if self.config.speculative_config is None else self.config.speculative_config.model
+        )
 
     @property
     def loras(self) -> "AdapterNumbers":
         """The numbers of adapters."""
-        lora, most = self.chosen.lora, self.chosen.requests.most_loras
+        lora = self.chosen.lora
+        most = self.chosen.requests.most_loras
         return AdapterNumbers(lora.num_slots if lora else 0, most, len(self.config.lora_paths))
 
     @property
@@ -110,8 +137,17 @@ class Facts:
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)
-        fitting = [n for n in range(1, self.known.num_heads + 1) if can_share(self.known, n)] if parts else []
+        fitting = (
+            [n for n in range(1, self.known.num_heads + 1) if can_share(self.known, n)]
+            if parts
+            else []
+        )
         return f"{' and '.join(parts)}; use one of {fitting}" if parts else ""
+
+    @property
+    def is_host(self) -> bool:
+        """True if the devices are the processors of this machine."""
+        return platform_named(self.platform).is_host
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -150,9 +186,13 @@ def _able(has_trait: Callable[[Traits], bool]) -> str:
     return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind.traits))
 
 
-def _of_schedulers(setting: str, idle: tuple[object, ...], has_trait: Callable[[Traits], bool], why: str) -> Need:
+def _of_schedulers(
+    setting: str, idle: tuple[object, ...], has_trait: Callable[[Traits], bool], why: str
+) -> Need:
     """Make the need of a setting for schedulers with a trait."""
-    reason = f"{setting} needs scheduler {_able(has_trait)}: {{f.config.scheduler}} {why}; leave it out"
+    reason = (
+        f"{setting} needs scheduler {_able(has_trait)}: {{f.config.scheduler}} {why}; leave it out"
+    )
     return Need(setting, idle, lambda f: has_trait(f.chosen.traits), reason)
 
 
@@ -211,9 +251,11 @@ NEEDS: tuple[Need, ...] = (
          "decoder needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a decoder of your own has "
          "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size"),
     Need("length_predictor", (None,),
-         lambda f: f.chosen.batches.ordering.reads_predictions or isinstance(f.chosen.batches.kind, PolicyKind),
+         lambda f: "predicted" in f.chosen.batches.reads or isinstance(f.chosen.batches.kind, PolicyKind),
          "length_predictor has no effect with scheduling_policy {f.config.scheduling_policy}, which reads no "
          "predictions; leave it out, or give scheduling_policy shortest"),
+    Need("length_predictor", (None,), lambda f: "predicted" in f.chosen.batches.reads,
+         "length_predictor has no effect: {f.outside} does not read `predicted`; leave it out, or name it in `reads`"),
     Need("decoder", (None,), lambda f: not is_gguf(f.config.model),
          "decoder cannot be combined with the GGUF file {f.config.model}; give a directory"),
     Need("load_format", ("auto", "dummy"),
@@ -306,10 +348,19 @@ NEEDS: tuple[Need, ...] = (
     Need("tensor_parallel_size", (), lambda f: f.shards * f.stages % f.num_hosts == 0,
          "tensor_parallel_size {f.shards} times pipeline_parallel_size {f.stages} is not a multiple of the "
          "{f.num_hosts} processes", "devices"),
+    Need("pipeline_parallel_size", (1,), lambda f: not f.runs_whole_slices,
+         "pipeline_parallel_size {f.stages}: on {f.device_kind} a slice of several hosts runs programs of all its "
+         "chips alone, and a stage has a part of them; leave it out, and share each layer by tensor_parallel_size",
+         "devices"),
+    Need("tensor_parallel_size", (),
+         lambda f: not f.runs_whole_slices or f.shards == f.num_hosts * f.num_devices,
+         "tensor_parallel_size {f.shards}: on {f.device_kind} a slice of several hosts runs programs of all its chips "
+         "alone; {f.num_hosts} hosts with {f.num_devices} chips each need their product, or take a slice of one host",
+         "devices"),
     Need("attention_implementation", (None,), lambda f: f.config.attention_implementation in f.implementations,
          "attention_implementation must be one of {f.choices} on {f.platform} devices, got "
          "{f.config.attention_implementation!r}{f.meant}", "platform"),
-    Need("cpu_products", ("auto",), lambda f: f.platform == "cpu",
+    Need("cpu_products", ("auto",), lambda f: f.is_host,
          "cpu_products has no effect on {f.platform} devices; leave it out", "platform"),
     Need("cpu_products", ("auto", "xla"), lambda f: f.known.decoder is None,
          "cpu_products native has no products with a decoder of your own: use xla", "platform"),
@@ -328,7 +379,7 @@ NEEDS: tuple[Need, ...] = (
          "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching", "events"),
 )
 # fmt: on
-"""All refusals of combinations of settings; docs/support.md lists them. Those of other flags are `flags/needs.py`.
+"""All refusals of combinations of settings; docs/flags.md lists them. Those of other flags are `flags/needs.py`.
 
 The order is that of the checks within a moment.
 """
@@ -392,5 +443,8 @@ def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:
     It is for settings made for another scheduler, such as the recorded ones of a replay.
     """
     unmet = [need for need in NEEDS if need.moment == "settings" and need.is_unmet(Facts(config))]
-    defaults: dict[str, Any] = {need.setting: need.without_effect[0] for need in unmet if need.setting not in keep}
-    return adapted(replace(config, **defaults), keep) if defaults else config  # one setting may need another
+    defaults: dict[str, Any] = {
+        need.setting: need.without_effect[0] for need in unmet if need.setting not in keep
+    }
+    # one setting may need another
+    return adapted(replace(config, **defaults), keep) if defaults else config

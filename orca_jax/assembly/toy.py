@@ -7,15 +7,16 @@ from orca_jax.assembly.described import tokenizer_of
 from orca_jax.assembly.devices import Host
 from orca_jax.assembly.scheduler import build_scheduling, speculating
 from orca_jax.assembly.support import Facts, check_support
-from orca_jax.cache_spec import one_group
 from orca_jax.cluster.messages import ToyJob
-from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL, Override, ToyExecutor
-from orca_jax.startup import StartTimes
 from orca_jax.text.grammar import GrammarFactory
+from orca_jax.values.cache_spec import ceil_div, one_group
+from orca_jax.values.config import CacheConfig, EngineConfig
+from orca_jax.values.startup import StartTimes
 
-TOY_LATENCY = 0.001  # seconds per iteration of the toy, so that a busy one leaves processor time to other processes
+# seconds per iteration of the toy, so that a busy one leaves processor time to other processes
+TOY_LATENCY = 0.001
 TOY_BUDGET = 2048
 
 
@@ -27,8 +28,9 @@ def build_toy(config: EngineConfig, choices: Choices, times: StartTimes, host: H
     """
     check_support(Facts(config, model=TOY_MODEL), "toy", "model")
     max_model_len = config.max_model_len or TOY_MODEL.max_positions
-    rows, pages = choices.requests.num_rows, choices.pages
-    num_pages = pages.number or -(-rows * (max_model_len + pages.size - 1) // pages.size)
+    rows = choices.requests.num_rows
+    pages = choices.pages
+    num_pages = pages.number or ceil_div(rows * (max_model_len + pages.size - 1), pages.size)
     cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (num_pages,), pages.size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     plain, pool = build_scheduling(choices, TOY_MODEL, max_model_len, cache, budget)
@@ -42,11 +44,20 @@ def build_toy(config: EngineConfig, choices: Choices, times: StartTimes, host: H
     header = timeline_header(config, cache, max_model_len, budget)
     engine = join_parts(host.lead(toy), scheduler, pool, header, toy.adapters)
     reader = load_first(engine, config.lora_paths, read_toy_adapter if choices.lora else None)
-    summary = summary_of(header, pool.kv, times.report())
+    summary = summary_of(header, pool, times.report())
     tokenizer = tokenizer_of(config.tokenizer, config.model)
     grammars = GrammarFactory(tokenizer, TOY_MODEL.vocab_size, TOY_MODEL.eos_token_ids)
     return Built(
-        engine, tokenizer, grammars, TOY_MODEL, max_model_len, header, summary, refuse_toy, read_adapter=reader
+        engine,
+        tokenizer,
+        grammars,
+        TOY_MODEL,
+        max_model_len,
+        header,
+        summary,
+        refuse_toy,
+        read_adapter=reader,
+        reads=choices.batches.reads,
     )
 
 

@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 ROWS = (8, 256)
 """Numbers of rows: few ones, for which a product waits for the memory, and many."""
 
-_INPUTS, _OUTPUTS, _MATRICES = 1024, 2048, 8  # together larger than most caches
+# together larger than most caches
+_INPUTS = 1024
+_OUTPUTS = 2048
+_MATRICES = 8
 _REPEATS = 5
 
 type _Product = Callable[[Array, Array], Array]
@@ -43,9 +46,13 @@ def is_faster(width: int, dtype: str, directory: str | None, name: str) -> bool:
         if file is not None:
             _keep(file, ratios)
     chosen = math.prod(ratios) >= 1
-    times = " and ".join(f"{ratio:.2f} with {rows} rows" for rows, ratio in zip(ROWS, ratios, strict=True))
+    times = " and ".join(
+        f"{ratio:.2f} with {rows} rows" for rows, ratio in zip(ROWS, ratios, strict=True)
+    )
     name = "the library" if chosen else "XLA"
-    logger.info("products in %s by %s; the time of XLA over that of the library: %s", dtype, name, times)
+    logger.info(
+        "products in %s by %s; the time of XLA over that of the library: %s", dtype, name, times
+    )
     return chosen
 
 
@@ -68,7 +75,9 @@ def measured(width: int, dtype: str) -> Sequence[float]:
     return ratios
 
 
-def _program(multiply: _Product, x: Float[Array, "T I"], matrices: Sequence[Array]) -> Callable[[], Array]:
+def _program(
+    multiply: _Product, x: Float[Array, "T I"], matrices: Sequence[Array]
+) -> Callable[[], Array]:
     """A function that runs the products with all matrices; it is compiled and has run once."""
 
     def run(x: Float[Array, "T I"], *matrices: Array) -> Float[Array, "T O"]:

@@ -17,10 +17,15 @@ from flax import nnx
 
 from orca_jax.assembly.built import PutInPlace
 from orca_jax.assembly.executor import PlacedModel
-from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.host import trim_heap
-from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
+from orca_jax.model.checkpoint import (
+    ArrayOfTree,
+    open_stored,
+    read_parameter,
+    save_leaves,
+    views_of,
+)
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
@@ -36,6 +41,7 @@ from orca_jax.model.parameters import (
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
 from orca_jax.model.trees.views import Entry, Taken, View
+from orca_jax.values.errors import CheckpointError, ConfigError
 
 REMEDY = "The weights in use are unchanged. Pass the tree of parameters of the served model (docs/rollouts.md)"
 
@@ -89,7 +95,9 @@ class WeightUpdater:
             root = Path(source).absolute()
             folder = orbax_root(root)
             if folder is None:
-                problem = f"the path is not an Orbax checkpoint, and has no folder {PARAMS}/ with one"
+                problem = (
+                    f"the path is not an Orbax checkpoint, and has no folder {PARAMS}/ with one"
+                )
                 raise CheckpointError(str(root), [problem])
             check_digests(root)
             tree = read_tree(folder)
@@ -97,7 +105,9 @@ class WeightUpdater:
             open_array: Callable[[Keys], ArrayOfTree] = partial(open_stored, tree)
         else:
             leaves = flat_tree(source)
-            tree, mapping, open_array = stored_tree(leaves), self._mapping, partial(_opened, leaves)
+            tree = stored_tree(leaves)
+            mapping = self._mapping
+            open_array = partial(_opened, leaves)
         views, problems = views_of(tree, open_array, self._of_model, self._placed.config, mapping)
         if is_path and not problems:
             views, problems = _read_all(views)
@@ -106,15 +116,21 @@ class WeightUpdater:
         return views
 
     def _put(self, views: Mapping[str, View], progress: Callable[[], None]) -> None:
-        config, stacked, not_finite = self._placed.config, with_layers(self._of_model), NotFinite()
+        config = self._placed.config
+        stacked = with_layers(self._of_model)
+        not_finite = NotFinite()
         own = [stage for stage in self._placed.stages if stage.is_local]
         for placed, stage in zip(own, self._executor.stages, strict=True):
-            state, first = nnx.state(placed.shapes), placed.shapes.span.start
-            paths = jax.tree.leaves(with_parameters(state, {path: path for path in flat_parameters(state)}))
+            state = nnx.state(placed.shapes)
+            first = placed.shapes.span.start
+            paths = jax.tree.leaves(
+                with_parameters(state, {path: path for path in flat_parameters(state)})
+            )
             held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(state)}
             for index, path in enumerate(paths):
                 whole, layer = (path, None) if path in views else split_layer(path)
-                view, leaf = views[whole], plain_shape(held[path])
+                view = views[whole]
+                leaf = plain_shape(held[path])
                 if layer is not None:
                     view = Entry(view, 0, first + layer)
                 elif path in stacked:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from orca_jax.batch.args import parse_args
 from orca_jax.batch.config import BatchConfig
-from orca_jax.console import lasting_output
-from orca_jax.errors import ConfigError, EngineError, system_message
 from orca_jax.flags import flag_message, run_program
+from orca_jax.helpers.console import lasting_output
+from orca_jax.values.errors import ConfigError, EngineError, system_message
 
 EXIT_STOPPED = 1
 EXIT_CONFIG = 2
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     try:
         config = parse_args(argv)
-        from orca_jax.batch.run import run_batch  # after the flags, so that help and errors come at once
+        # after the flags, so that help and errors come at once
+        from orca_jax.batch.run import run_batch
 
         summary = run_batch(config)
     except ConfigError as error:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from orca_jax.batch.rows import BadLine, Row
+from orca_jax.values.errors import UNREADABLE
 
 _encode = msgspec.json.Encoder().encode
 
@@ -103,18 +104,22 @@ def read_row(line: bytes) -> WrittenRow | None:
     """Decode a line written by this module; None for any other line."""
     try:
         row = _row.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if row.response is not None:
-        return WrittenRow(row.id, row.custom_id, row_summary(row.response.status_code, bytes(row.response.body)))
-    return None if row.error is None else WrittenRow(row.id, row.custom_id, RowSummary(row.error.code))
+        return WrittenRow(
+            row.id, row.custom_id, row_summary(row.response.status_code, bytes(row.response.body))
+        )
+    return (
+        None if row.error is None else WrittenRow(row.id, row.custom_id, RowSummary(row.error.code))
+    )
 
 
 def row_summary(status: int, body: bytes) -> RowSummary:
     """Token counts of an answer, or the kind of its error. Accepts the answers of other servers too."""
     try:
         read = _body.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         read = _ReadBody()
     if status != 200:
         return RowSummary(_error_kind(status, read.error))

@@ -3,11 +3,27 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.batch.config import BatchConfig, for_throughput, model_fields, model_names, own_fields, server_config
-from orca_jax.flags import BRIEF, FlagParser, add_engine_args, add_field_args, engine_config_from_args, program
+from orca_jax.batch.config import (
+    BatchConfig,
+    for_throughput,
+    model_fields,
+    model_names,
+    own_fields,
+    server_config,
+)
+from orca_jax.flags import (
+    BRIEF,
+    FlagParser,
+    add_engine_args,
+    add_field_args,
+    engine_config_from_args,
+    program,
+)
 from orca_jax.server_config import ServerConfig
 
-DESCRIPTION = "Answer a file of requests with an engine in this process or with an OpenAI-compatible server."
+DESCRIPTION = (
+    "Answer a file of requests with an engine in this process or with an OpenAI-compatible server."
+)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
@@ -19,7 +35,9 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     parser = make_parser()
     args = parser.parse_args(argv)
     of_model = {name: getattr(args, name) for name in model_names()}
-    of_model = {name: tuple(value) if isinstance(value, list) else value for name, value in of_model.items()}
+    of_model = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in of_model.items()
+    }
     own = {field.name: getattr(args, field.name) for field in own_fields()}
     engine = engine_config_from_args(args)
     if args.base_url is None:
@@ -38,10 +56,20 @@ def make_parser() -> FlagParser:
     brief = {*BRIEF, "input", "output", "format", "body", "order", "overwrite", "base_url"}
     parser = FlagParser(name, usage, brief=brief, description=DESCRIPTION)
     parser.add_argument(
-        "-i", "--input", type=Path, required=True, metavar="FILE", help="input file with one request per line"
+        "-i",
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="input file with one request per line",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="output file with one answer per line"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="output file with one answer per line",
     )
     add_field_args(parser, BatchConfig, own_fields())
     add_field_args(parser, ServerConfig, model_fields())

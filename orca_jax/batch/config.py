@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orca_jax.checks import check_values, names_checked
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.server_config import ServerConfig, flag_field
+from orca_jax.values.checks import check_values, names_checked
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from orca_jax.batch.rows import LineFormat
@@ -46,7 +46,8 @@ class BatchConfig:
 
     input: Path
     output: Path
-    server: ServerConfig = field(default_factory=ServerConfig)  # only its engine and model fields are used
+    # only its engine and model fields are used
+    server: ServerConfig = field(default_factory=ServerConfig)
 
     format: Literal["auto", "jsonl", "text"] = flag_field("auto", "batch")
     body: str = flag_field("{}", "batch")
@@ -94,7 +95,8 @@ class BatchConfig:
     @property
     def meaning(self) -> dict[str, Any]:
         """The settings that determine the rows of the output."""
-        server, engine = self.server, self.server.engine
+        server = self.server
+        engine = self.server.engine
         return {
             **{name: getattr(self, name) for name in _MEANING},
             "format": self.line_format,
@@ -111,16 +113,21 @@ def for_throughput(engine: EngineConfig) -> EngineConfig:
 
     if engine.itl_target_ms is not None or is_toy(engine.model):
         return engine
-    return adapted(replace(engine, itl_target_ms=ITL_TARGET_MS))  # without effect under other schedulers
+    # without effect under other schedulers
+    return adapted(replace(engine, itl_target_ms=ITL_TARGET_MS))
 
 
 def server_config(engine: EngineConfig, **settings: Any) -> ServerConfig:
     """Settings of a front end with a queue that is never full: the window limits the open rows."""
-    from orca_jax.openai.schema.limits import MAX_ANSWERS
+    from orca_jax.serve.openai.schema.limits import MAX_ANSWERS
 
     most = MAX_CONCURRENCY * MAX_ANSWERS
     return ServerConfig(
-        engine, max_num_queued_reqs=most, max_num_queued_tokens=most * 2**20, log_requests=False, **settings
+        engine,
+        max_num_queued_reqs=most,
+        max_num_queued_tokens=most * 2**20,
+        log_requests=False,
+        **settings,
     )
 
 
@@ -131,7 +138,11 @@ def own_fields() -> list[dataclasses.Field[Any]]:
 
 def model_fields() -> list[dataclasses.Field[Any]]:
     """The fields of `ServerConfig` about the model."""
-    return [field for field in dataclasses.fields(ServerConfig) if field.metadata.get("group") == "model"]
+    return [
+        field
+        for field in dataclasses.fields(ServerConfig)
+        if field.metadata.get("group") == "model"
+    ]
 
 
 def model_names() -> list[str]:

@@ -21,7 +21,13 @@ class Display:
     """
 
     def __init__(
-        self, total: int, done: int, out: TextIO, *, enabled: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        done: int,
+        out: TextIO,
+        *,
+        enabled: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
         self._done = self._first = done
@@ -32,7 +38,14 @@ class Display:
         self._says_lines = enabled and not out.isatty()
         self._bar: tqdm[None] | None = None
         if enabled and out.isatty():
-            self._bar = tqdm(total=total, initial=done, desc="Answering", unit="row", file=out, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                desc="Answering",
+                unit="row",
+                file=out,
+                dynamic_ncols=True,
+            )
 
     def add_row(self, tokens: int) -> None:
         """Count an answered row and its generated tokens."""

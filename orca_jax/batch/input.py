@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orca_jax.batch.rows import MAX_LINE_BYTES
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.progress import Progress
+from orca_jax.helpers.console import Progress
+from orca_jax.values.errors import ConfigError, reason_of
 
 CHUNK = 2**20  # bytes
 DIGEST = 16  # bytes
@@ -26,7 +26,8 @@ class InputFile:
     sha256: str
     size: int  # bytes
     num_lines: int  # including a last line without a line break
-    chunks: bytes = field(repr=False)  # digests of `DIGEST` bytes, one per `CHUNK` bytes of the file
+    # digests of `DIGEST` bytes, one per `CHUNK` bytes of the file
+    chunks: bytes = field(repr=False)
 
 
 def check_readable(path: Path) -> None:
@@ -39,7 +40,8 @@ def check_readable(path: Path) -> None:
         raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param="input") from None
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(
-            f"{path} is not a regular file; it is read twice, so it must be a file on disk", param="input"
+            f"{path} is not a regular file; it is read twice, so it must be a file on disk",
+            param="input",
         )
     if status.st_size == 0:
         raise ConfigError(f"{path} is empty; it must contain one request per line", param="input")
@@ -51,7 +53,11 @@ def examine(path: Path, progress: Progress) -> InputFile:
     Raises:
         ConfigError: the file cannot be read.
     """
-    digest, chunks, size, num_lines, last = hashlib.sha256(), bytearray(), 0, 0, b"\n"
+    digest = hashlib.sha256()
+    chunks = bytearray()
+    size = 0
+    num_lines = 0
+    last = b"\n"
     try:
         with path.open("rb", buffering=CHUNK) as file:
             total = os.fstat(file.fileno()).st_size
@@ -91,7 +97,9 @@ class _UnchangedFile(io.RawIOBase):
     def __init__(self, file: InputFile) -> None:
         self._file = file
         self._opened = file.path.open("rb", buffering=0)
-        self._digests = iter([file.chunks[i : i + DIGEST] for i in range(0, len(file.chunks), DIGEST)])
+        self._digests = iter(
+            [file.chunks[i : i + DIGEST] for i in range(0, len(file.chunks), DIGEST)]
+        )
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from orca_jax.batch.record import REMEDY
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 _CACHE_KIB = 8192
 
@@ -22,14 +22,18 @@ class Ledger:
         self._db = sqlite3.connect("", isolation_level=None)
         for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
             self._db.execute(f"PRAGMA {setting}")
-        self._db.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID")
+        self._db.execute(
+            "CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID"
+        )
         self._db.execute("CREATE TABLE done (line INTEGER PRIMARY KEY, id BLOB NOT NULL)")
         self._db.execute("BEGIN")  # never committed: no other connection reads it
         self.num_done = 0
 
     def mark_done(self, line: int, custom_id: str | None) -> bool:
         """Record a row of the output; return False if its line already has one."""
-        found = self._execute("INSERT OR IGNORE INTO done VALUES (?, ?)", (line, _hashed(custom_id)))
+        found = self._execute(
+            "INSERT OR IGNORE INTO done VALUES (?, ?)", (line, _hashed(custom_id))
+        )
         self.num_done += found.rowcount
         return found.rowcount == 1
 
@@ -59,7 +63,9 @@ class Ledger:
         try:
             return self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise OSError(f"cannot store ids in the directory for temporary files ($TMPDIR): {error}") from None
+            raise OSError(
+                f"cannot store ids in the directory for temporary files ($TMPDIR): {error}"
+            ) from None
 
     def close(self) -> None:
         """Free the disk space."""

@@ -10,17 +10,17 @@ from orca_jax.assembly.built import Built
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
 from orca_jax.engine import HOST_PARTS, totals
-from orca_jax.errors import EngineError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
-from orca_jax.openai.answer import whole_answer
-from orca_jax.openai.endpoints import ENDPOINTS
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation
-from orca_jax.openai.model import Service
+from orca_jax.serve.openai.answer import whole_answer
+from orca_jax.serve.openai.endpoints import ENDPOINTS
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.generation import Generation
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.values.errors import EngineError
 
 MAX_WARNINGS = 32  # about ignored fields
 
@@ -45,7 +45,10 @@ class Answerer(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -77,7 +80,10 @@ class LocalEngine:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Stop the thread after its current step, and the processes of the chat template."""
         try:
@@ -91,11 +97,17 @@ class LocalEngine:
             return Answer(200, row_id, await self._complete(row, row_id))
         except ApiError as error:
             if self._thread.failure is not None:
-                raise EngineError(f"the engine failed: {self._thread.failure}") from self._thread.failure
+                raise EngineError(
+                    f"the engine failed: {self._thread.failure}"
+                ) from self._thread.failure
             return Answer(error.status, row_id, error.encode())
         except Exception:
             logger.exception("line %d: the call failed with an unexpected error", row.line)
-            return Answer(500, row_id, ApiError(500, "an internal error occurred", code="internal_error").encode())
+            return Answer(
+                500,
+                row_id,
+                ApiError(500, "an internal error occurred", code="internal_error").encode(),
+            )
 
     def figures(self) -> Mapping[str, float]:
         """Seconds of the engine's thread by activity, number of iterations and mean requests per iteration."""
@@ -110,16 +122,22 @@ class LocalEngine:
         return totals(engine.stats, engine.executor.stats)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
-        service, endpoint = self._service, ENDPOINTS[row.url]
-        call, ignored = endpoint.parser.parse(row.body, ignores_unknown=self._config.unknown_fields == "ignore")
+        service = self._service
+        endpoint = ENDPOINTS[row.url]
+        call, ignored = endpoint.parser.parse(
+            row.body, ignores_unknown=self._config.unknown_fields == "ignore"
+        )
         service.check_model(call.model)
         if call.stream:
-            raise ApiError(400, "stream must be false or left out: a batch returns whole answers", "stream")
+            raise ApiError(
+                400, "stream must be false or left out: a batch returns whole answers", "stream"
+            )
         job = await endpoint.prepare(service, call, row_id)
         if names := {*ignored.known, *ignored.unknown, *job.ignored, *job.left_out} - self._ignored:
             self._warn_of(names, row.line)
         renderer = endpoint.renderer(service.model.tokenizer, job, call)
-        self._thread.reads_at_once = bool(job.stops)  # nothing else runs in this event loop before the call is sent
+        # nothing else runs in this event loop before the call is sent
+        self._thread.reads_at_once = bool(job.stops)
         return await whole_answer(Generation(service, job), renderer, _nothing)
 
     def _warn_of(self, names: set[str], line: int) -> None:
@@ -127,7 +145,9 @@ class LocalEngine:
         if len(self._ignored) < MAX_WARNINGS:
             self._ignored |= names
             shown = ", ".join(ascii(name[:64])[1:-1] for name in sorted(names)[:MAX_WARNINGS])
-            logger.warning("line %d: these fields are ignored, here and in later lines: %s", line, shown)
+            logger.warning(
+                "line %d: these fields are ignored, here and in later lines: %s", line, shown
+            )
 
 
 async def _nothing() -> Mapping[str, Any]:

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Self
 
 from orca_jax.batch.answers import WrittenRow, read_row
-from orca_jax.batch.record import REMEDY, RunRecord, check_same, record_path, sync_directory, write_record
-from orca_jax.errors import ConfigError, reason_of
+from orca_jax.batch.record import (
+    REMEDY,
+    RunRecord,
+    check_same,
+    record_path,
+    sync_directory,
+    write_record,
+)
+from orca_jax.values.errors import ConfigError, reason_of
 
 CHUNK = 2**20  # bytes
 ROW_OVERHEAD = 256  # bytes of memory for each row, in addition to its text
@@ -69,7 +76,9 @@ class OutputFile:
                     return
                 row = read_row(line)
                 if row is None:
-                    message = f"line {number} of {self.path} is not a row of a batch output; {REMEDY}"
+                    message = (
+                        f"line {number} of {self.path} is not a row of a batch output; {REMEDY}"
+                    )
                     raise ConfigError(message, param="output")
                 yield row
 
@@ -95,7 +104,8 @@ class OutputFile:
 
     def close(self) -> None:
         """Unlock and close the file; remove it if it was created here and is still empty."""
-        if self._is_new and not self._has_begun and not self.size and _is_at(self.descriptor, self.path):
+        is_unused = self._is_new and not self._has_begun and not self.size
+        if is_unused and _is_at(self.descriptor, self.path):
             self.path.unlink()
         os.close(self.descriptor)
 
@@ -120,9 +130,13 @@ class OutputFile:
         """Open and lock the file that has the name. Raises ConfigError."""
         while True:
             try:
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                descriptor = os.open(
+                    self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+                )
             except OSError as error:
-                raise ConfigError(f"{self.path} cannot be written: {reason_of(error)}", param="output") from None
+                raise ConfigError(
+                    f"{self.path} cannot be written: {reason_of(error)}", param="output"
+                ) from None
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -133,15 +147,19 @@ class OutputFile:
                 raise ConfigError(message, param="output") from None
             if _is_at(descriptor, self.path):
                 return descriptor
-            os.close(descriptor)  # another process has renamed or removed the file before it was locked here
+            # another process has renamed or removed the file before it was locked here
+            os.close(descriptor)
 
     def _set_aside(self) -> None:
         """Rename the file and its record, and continue with an empty file of the same permissions."""
-        place = Path(os.path.realpath(self.path))  # a symbolic link stays, and its target is renamed
+        # a symbolic link stays, and its target is renamed
+        place = Path(os.path.realpath(self.path))
         place.rename(old_path(place))
         with contextlib.suppress(FileNotFoundError):
             record_path(self.path).rename(record_path(old_path(self.path)))
-        fresh = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fresh = os.open(
+            place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fresh, stat.S_IMODE(os.fstat(self.descriptor).st_mode))
         os.close(self.descriptor)
@@ -240,7 +258,9 @@ class Writer:
                 view = view[os.write(self._output.descriptor, view) :]
             os.fsync(self._output.descriptor)
         except OSError as error:
-            self.error = OSError(error.errno, error.strerror, error.filename or str(self._output.path))
+            self.error = OSError(
+                error.errno, error.strerror, error.filename or str(self._output.path)
+            )
         self.seconds += time.perf_counter() - start
         with self._lock:
             self.backlog -= len(data)

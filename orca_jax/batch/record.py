@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from orca_jax.batch.input import InputFile
-from orca_jax.checks import open_regular
-from orca_jax.errors import ConfigError
+from orca_jax.values.checks import open_regular
+from orca_jax.values.errors import UNREADABLE, ConfigError
 
 VERSION = 1
 MAX_BYTES = 2**20  # of a record; one has some hundreds
@@ -32,13 +32,16 @@ class RunRecord(msgspec.Struct, frozen=True):
     def line_of(self, row_id: str) -> int | None:
         """The line of a row id; None if the id belongs to another input."""
         head, _, number = row_id.rpartition("_")
-        is_ours = head == self.row_id(0).rpartition("_")[0] and number.isascii() and number.isdecimal()
+        is_ours = (
+            head == self.row_id(0).rpartition("_")[0] and number.isascii() and number.isdecimal()
+        )
         return int(number) if is_ours and 1 <= int(number) <= self.num_lines else None
 
 
 def record_of(file: InputFile, settings: dict[str, Any]) -> RunRecord:
     """The record of a run with these settings."""
-    plain = msgspec.json.decode(msgspec.json.encode(settings))  # as it will be read back: lists for tuples
+    # as it will be read back: lists for tuples
+    plain = msgspec.json.decode(msgspec.json.encode(settings))
     return RunRecord(VERSION, file.sha256, file.size, file.num_lines, plain)
 
 
@@ -70,7 +73,7 @@ def sync_directory(path: Path) -> None:
 
 
 def check_same(record: RunRecord, path: Path) -> None:
-    """Compare a record with that of the run that started the output.
+    """Compare a record with the one on disk, of the run that started the output.
 
     Raises:
         ConfigError: there is no such record, or it differs; the message names the difference and a remedy.
@@ -80,22 +83,27 @@ def check_same(record: RunRecord, path: Path) -> None:
             begun = msgspec.json.decode(file.read(MAX_BYTES), type=RunRecord)
     except FileNotFoundError:
         raise ConfigError(
-            f"the output has rows but no record of its run ({path.name} is missing); {REMEDY}", param="output"
+            f"the output has rows but no record of its run ({path.name} is missing); {REMEDY}",
+            param="output",
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(f"{path} cannot be read: {error}; {REMEDY}", param="output") from None
     if begun.version != record.version:
         message = f"the output was started by another version of this program; {REMEDY}"
         raise ConfigError(message, param="output")
     if (begun.sha256, begun.size) != (record.sha256, record.size):
         message = (
-            f"the file changed since the output was started ({begun.num_lines:,} lines then, {record.num_lines:,} now)"
+            f"the file changed since the output was started ({begun.num_lines:,} lines then, "
+            f"{record.num_lines:,} now); restore the old file to resume; {REMEDY}"
         )
-        raise ConfigError(f"{message}; restore the old file to resume; {REMEDY}", param="input")
+        raise ConfigError(message, param="input")
     for name in sorted(begun.settings.keys() | record.settings.keys()):
-        old, new = begun.settings.get(name), record.settings.get(name)
+        old = begun.settings.get(name)
+        new = record.settings.get(name)
         if old != new:
-            message = f"the output was started with {_shown(old)}, but the value is now {_shown(new)}"
+            message = (
+                f"the output was started with {_shown(old)}, but the value is now {_shown(new)}"
+            )
             raise ConfigError(f"{message}; use the old value to resume; {REMEDY}", param=name)
 
 

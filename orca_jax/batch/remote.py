@@ -13,8 +13,9 @@ import msgspec
 
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
-from orca_jax.errors import ConfigError, EngineError, reason_of
-from orca_jax.openai.errors import ApiError
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.values.checks import whole_number
+from orca_jax.values.errors import UNREADABLE, ConfigError, EngineError, reason_of
 
 PASSING = frozenset({408, 409, 429})  # and all from 500 on: a retry may succeed
 FIRST_WAIT = 0.5  # seconds before the second attempt; doubled from there
@@ -37,7 +38,13 @@ class RemoteServer:
     """
 
     def __init__(
-        self, base_url: str, *, api_key: str | None, concurrency: int, max_retries: int, timeout: float
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        concurrency: int,
+        max_retries: int,
+        timeout: float,
     ) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._max_retries = max_retries
@@ -58,7 +65,10 @@ class RemoteServer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the connections."""
         await self._http.aclose()
@@ -100,16 +110,22 @@ class RemoteServer:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if self._last_answer < start:
             message = (
-                f"{self._base_url} does not answer ({reason}); when it is back, run the same command again to resume"
+                f"{self._base_url} does not answer ({reason}); when it is back, run the same "
+                "command again to resume"
             )
             raise EngineError(message) from error
-        lost = ApiError(503, f"the server answered other rows, but not this one ({reason})", code="connection_lost")
+        lost = ApiError(
+            503,
+            f"the server answered other rows, but not this one ({reason})",
+            code="connection_lost",
+        )
         return Answer(lost.status, row_id, lost.encode())
 
     async def _wait(self, attempt: int, retry_after: str | None) -> None:
         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.75, 1.25)
-        if retry_after is not None and retry_after.isdecimal():
-            seconds = min(LONGEST_WAIT, max(seconds, int(retry_after)))
+        wanted = whole_number(retry_after or "")
+        if wanted is not None:
+            seconds = min(LONGEST_WAIT, max(seconds, wanted))
         self._wait_seconds += seconds
         await asyncio.sleep(seconds)
 
@@ -121,11 +137,16 @@ def read_api_key(path: str | None) -> str | None:
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {reason_of(error)}", param="api_key_file") from None
+        raise ConfigError(
+            f"{path} cannot be read: {reason_of(error)}", param="api_key_file"
+        ) from None
     except UnicodeDecodeError:
         key = ""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{path} must contain exactly one key of printable ASCII characters", param="api_key_file")
+        raise ConfigError(
+            f"{path} must contain exactly one key of printable ASCII characters",
+            param="api_key_file",
+        )
     return key
 
 
@@ -142,12 +163,14 @@ def _answer(response: httpx.Response) -> Answer:
         body = msgspec.json.encode(
             msgspec.json.decode(response.content)
         )  # one line without line breaks, for the output
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         status = response.status_code if response.status_code >= 400 else 502
         text = response.text[:200]
         return Answer(
             status,
             request_id,
-            ApiError(status, f"the server's answer is not valid JSON: {text!r}", code="no_json").encode(),
+            ApiError(
+                status, f"the server's answer is not valid JSON: {text!r}", code="no_json"
+            ).encode(),
         )
     return Answer(response.status_code, request_id, body)

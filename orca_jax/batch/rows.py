@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.parse import refuse_duplicates
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.schema.parse import refuse_duplicates
+from orca_jax.values.errors import UNREADABLE
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
@@ -52,7 +53,9 @@ class _Wrong(Exception):
     """An error in a line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        self.code, self.message, self.param = code, message, param
+        self.code = code
+        self.message = message
+        self.param = param
 
 
 class RowReader:
@@ -67,18 +70,30 @@ class RowReader:
     def __init__(self, kind: LineFormat, model: str, defaults: Mapping[str, Any]) -> None:
         self._kind = kind
         self._defaults = {"model": model, **defaults}
-        self._raw_defaults = {name: msgspec.Raw(_encode(value)) for name, value in self._defaults.items()}
+        self._raw_defaults = {
+            name: msgspec.Raw(_encode(value)) for name, value in self._defaults.items()
+        }
 
     def read(self, line: int, text: bytes | None) -> Row | BadLine:
         """The row in line number `line`. A `text` of None stands for a line longer than `MAX_LINE_BYTES`."""
         custom_id: str | None = None
         try:
             if text is None:
-                raise _Wrong("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes; split it into parts")
+                raise _Wrong(
+                    "line_too_long",
+                    f"the line has more than {MAX_LINE_BYTES} bytes; split it into parts",
+                )
             if not text.strip():
-                raise _Wrong("empty_line", "the line is empty; remove it, since every line must be a request")
+                raise _Wrong(
+                    "empty_line", "the line is empty; remove it, since every line must be a request"
+                )
             if self._kind == "text":
-                return Row(line, default_id(line), COMPLETIONS, _encode({**self._defaults, "prompt": _decoded(text)}))
+                return Row(
+                    line,
+                    default_id(line),
+                    COMPLETIONS,
+                    _encode({**self._defaults, "prompt": _decoded(text)}),
+                )
             fields = _fields(text)
             custom_id = _custom_id(fields, line)
             return self._row(line, custom_id, fields)
@@ -95,7 +110,9 @@ class RowReader:
             raise _Wrong("invalid_method", 'method must be "POST"', "method")
         url = _value(fields["url"])
         if url not in URLS:
-            raise _Wrong("invalid_url", f"url must be {' or '.join(URLS)}, got {_quoted(url)}", "url")
+            raise _Wrong(
+                "invalid_url", f"url must be {' or '.join(URLS)}, got {_quoted(url)}", "url"
+            )
         body_text = bytes(fields["body"])
         if not body_text.startswith(b"{"):
             raise _Wrong("invalid_body", "body must be a JSON object", "body")
@@ -109,7 +126,9 @@ def default_id(line: int) -> str:
 
 def repeated(row: Row, first: int) -> BadLine:
     """The error for a row with the same id as line `first`."""
-    message = f"custom_id {_quoted(row.custom_id)} is already used by line {first}; ids must be unique"
+    message = (
+        f"custom_id {_quoted(row.custom_id)} is already used by line {first}; ids must be unique"
+    )
     return BadLine(row.line, row.custom_id, "duplicate_custom_id", message, "custom_id")
 
 
@@ -117,7 +136,9 @@ def _decoded(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise _Wrong("invalid_utf8", f"the line is not valid UTF-8: error at byte {error.start + 1}") from None
+        raise _Wrong(
+            "invalid_utf8", f"the line is not valid UTF-8: error at byte {error.start + 1}"
+        ) from None
 
 
 def _fields(text: bytes) -> dict[str, msgspec.Raw]:
@@ -129,7 +150,7 @@ def _fields(text: bytes) -> dict[str, msgspec.Raw]:
         raise _Wrong("not_an_object", "the line must be a JSON object") from None
     except ApiError as error:
         raise _Wrong("duplicate_field", error.message, error.param) from None
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except UNREADABLE as error:
         raise _Wrong("invalid_json", f"the line is not valid JSON: {error}") from None
     return fields
 
@@ -155,7 +176,9 @@ def _check_fields(fields: Mapping[str, object]) -> None:
             raise _Wrong("missing_required_parameter", f"{name} is required", name)
     for name in fields:
         if name not in _FIELDS:
-            message = f"unknown field {_quoted(name)}; the fields of a batch row are {', '.join(_FIELDS)}"
+            message = (
+                f"unknown field {_quoted(name)}; the fields of a batch row are {', '.join(_FIELDS)}"
+            )
             raise _Wrong("unknown_parameter", message, name[:100])
 
 
@@ -163,7 +186,7 @@ def _value(raw: msgspec.Raw) -> Any:
     """The decoded value, or None if it cannot be decoded."""
     try:
         return _decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

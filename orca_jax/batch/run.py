@@ -23,12 +23,13 @@ from orca_jax.batch.record import REMEDY, RunRecord, record_of
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.summary import Summary
-from orca_jax.errors import ConfigError, EngineError
+from orca_jax.helpers.console import progress_bar
 from orca_jax.link.open_files import file_limit, free_files, raise_file_limit
-from orca_jax.openai.model import check_texts, downloaded
-from orca_jax.progress import progress_bar
+from orca_jax.serve.openai.model import check_texts, downloaded
+from orca_jax.values.errors import ConfigError, EngineError
 
-MAX_HELD = 32 * 2**20  # bytes of answers waiting for an earlier row or for the disk; above it no row is read
+# bytes of answers waiting for an earlier row or for the disk; above it no row is read
+MAX_HELD = 32 * 2**20
 RESERVED_FILES = 16  # beside the connections to a server
 TURN = 256  # lines after which other tasks may run
 
@@ -70,14 +71,17 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
     return summary
 
 
-def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary) -> None:
+def _recover(
+    config: BatchConfig, record: RunRecord, output: OutputFile, ledger: Ledger, summary: Summary
+) -> None:
     """Read the rows of earlier processes. Raises ConfigError."""
     for number, row in enumerate(output.recover(record), start=1):
         line = record.line_of(row.id)
         is_next = line == number or config.order == "finished"
         if line is None or not is_next or not ledger.mark_done(line, row.custom_id):
             message = (
-                f"line {number} of {config.output} does not belong to this batch, or not in this position; {REMEDY}"
+                f"line {number} of {config.output} does not belong to this batch, or not in this "
+                f"position; {REMEDY}"
             )
             raise ConfigError(message, param="output")
         summary.add_row(row.summary)
@@ -113,7 +117,9 @@ def _check_files(num_connections: int) -> None:
     raise_file_limit()
     free = free_files(RESERVED_FILES)
     if num_connections > free:
-        message = f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
+        message = (
+            f"must be at most {free}, since the limit of open files is {file_limit()} (ulimit -n)"
+        )
         raise ConfigError(message, param="concurrency")
 
 
@@ -131,7 +137,9 @@ class BatchRun:
     def __post_init__(self) -> None:
         config = self.config
         self._reader = RowReader(config.line_format, config.model, config.defaults)
-        self._order = InputOrder(self.ledger.num_done + 1) if config.order == "input" else AsFinished()
+        self._order = (
+            InputOrder(self.ledger.num_done + 1) if config.order == "input" else AsFinished()
+        )
         self._num_open = 0
         self._changed = asyncio.Event()
 
@@ -159,17 +167,21 @@ class BatchRun:
         try:
             async with asyncio.TaskGroup() as tasks, aclosing(self._rows_left()) as rows:
                 async for row in rows:
-                    if isinstance(row, BadLine):
-                        row_id = self.record.row_id(row.line)
-                        self._put(row.line, error_row(row_id, row), RowSummary(row.code))
-                    else:
-                        self._num_open += 1
-                        tasks.create_task(self._answer(row))
+                    self._begin(row, tasks)
         except* (ConfigError, EngineError, OSError) as group:
             errors = group
         else:
             return
         raise _first(errors)
+
+    def _begin(self, row: Row | BadLine, tasks: asyncio.TaskGroup) -> None:
+        """Write the error of a bad line, or start to answer a row."""
+        if isinstance(row, BadLine):
+            row_id = self.record.row_id(row.line)
+            self._put(row.line, error_row(row_id, row), RowSummary(row.code))
+        else:
+            self._num_open += 1
+            tasks.create_task(self._answer(row))
 
     async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
         """The rows missing in the output, each when there is room for it. Raises ConfigError and OSError."""
@@ -185,7 +197,10 @@ class BatchRun:
                 await asyncio.sleep(0)
 
     async def _wait_for_room(self) -> None:
-        while self._num_open >= self.config.window or self._order.held + self._writer.backlog > MAX_HELD:
+        while (
+            self._num_open >= self.config.window
+            or self._order.held + self._writer.backlog > MAX_HELD
+        ):
             self._changed.clear()
             await self._changed.wait()
         if self._writer.error is not None:
@@ -194,7 +209,9 @@ class BatchRun:
     async def _answer(self, row: Row) -> None:
         row_id = self.record.row_id(row.line)
         answer: Answer = await self._answerer.answer(row, row_id)
-        self._put(row.line, answer_row(row_id, row, answer), row_summary(answer.status, answer.body))
+        self._put(
+            row.line, answer_row(row_id, row, answer), row_summary(answer.status, answer.body)
+        )
         self._num_open -= 1
         self._changed.set()
 
@@ -227,7 +244,8 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _ended_by_sigterm() -> AsyncIterator[None]:
     """Cancel the block on SIGTERM. SIGINT cancels it by default."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:

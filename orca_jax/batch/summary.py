@@ -76,7 +76,10 @@ class Summary:
         """Print the table and the line of JSON."""
         result = self.result
         errors = result.pop("errors")
-        table = {name: f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" for name, value in result.items()}
+        table = {
+            name: f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+            for name, value in result.items()
+        }
         table |= {f"error: {kind}": f"{count:,}" for kind, count in errors.items()}
         width = max(map(len, table))
         for name, value in table.items():

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from orca_jax.cli.sampling import text_parser, text_source
 from orca_jax.cli.source import PlainMessage, TextSource
-from orca_jax.errors import RequestError
 from orca_jax.flags import FlagParser
+from orca_jax.values.errors import RequestError
 
 DESCRIPTION = "Talk to a model. From a file or a pipe, each line is one message."
 PROMPT = "> "
@@ -23,7 +23,8 @@ Ctrl-C stops an answer."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer messages of standard input until its end. Returns the exit status. Raises OrcaError."""
     parser = make_parser()
-    system, is_terminal = parser.parse_args(argv).system, sys.stdin.isatty()
+    system = parser.parse_args(argv).system
+    is_terminal = sys.stdin.isatty()
     with text_source(parser, argv) as model:
         if is_terminal:
             with contextlib.suppress(ImportError):

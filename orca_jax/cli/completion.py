@@ -21,7 +21,9 @@ _FOLDERS = ("DIR", "MODEL")
 def make_parser() -> FlagParser:
     """Return the parser of the flags."""
     parser = FlagParser(
-        program("completion"), description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        program("completion"),
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS, help="shell to print the script for")
     return parser

@@ -3,11 +3,13 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from orca_jax.checks import did_you_mean
-from orca_jax.console import lasting_output
 from orca_jax.flags import COMMAND, DEBUG, EXIT_USAGE, run_program
+from orca_jax.flags.habits import command_hint, is_habit
+from orca_jax.helpers.console import lasting_output
+from orca_jax.values.checks import did_you_mean
 
 
 class Subcommand(NamedTuple):
@@ -28,32 +30,45 @@ class Subcommand(NamedTuple):
 
 GROUPS = {
     "Generate text": {
-        "serve": Subcommand("orca_jax.serve.__main__", "start a server with OpenAI's API", "orca_jax.serve.args"),
+        "serve": Subcommand(
+            "orca_jax.serve.__main__", "start a server with OpenAI's API", "orca_jax.serve.args"
+        ),
         "generate": Subcommand("orca_jax.cli.generate", "answer or continue a text"),
         "chat": Subcommand("orca_jax.cli.chat", "talk to a model in the terminal"),
-        "batch": Subcommand("orca_jax.batch.__main__", "answer a file of requests", "orca_jax.batch.args"),
+        "batch": Subcommand(
+            "orca_jax.batch.__main__", "answer a file of requests", "orca_jax.batch.args"
+        ),
     },
     "Prepare": {
-        "plan": Subcommand("orca_jax.plan.__main__", "memory and expected times of a model on devices"),
-        "convert": Subcommand(
-            "orca_jax.convert.__main__",
-            "write a model as an Orbax checkpoint",
-            "orca_jax.convert.args",
+        "plan": Subcommand(
+            "orca_jax.tools.plan.__main__", "memory and expected times of a model on devices"
         ),
-        "completion": Subcommand("orca_jax.cli.completion", "print a script for the completion of a shell"),
+        "convert": Subcommand(
+            "orca_jax.tools.convert.__main__",
+            "write a model as an Orbax checkpoint",
+            "orca_jax.tools.convert.args",
+        ),
+        "completion": Subcommand(
+            "orca_jax.cli.completion", "print a script for the completion of a shell"
+        ),
     },
     "Measure": {
-        "bench": Subcommand("orca_jax.bench.__main__", "measure the engine and the server"),
-        "timeline": Subcommand("orca_jax.timeline.__main__", "show a file of --trace-file"),
+        "bench": Subcommand("orca_jax.tools.bench.__main__", "measure the engine and the server"),
+        "timeline": Subcommand("orca_jax.tools.timeline.__main__", "show a file of --trace-file"),
     },
     "Write a scheduler": {
-        "check-policy": Subcommand("orca_jax.simulate.check_policy", "test a scheduler of your own on small cases"),
-        "simulate": Subcommand("orca_jax.simulate.__main__", "serve requests under schedulers in virtual time"),
+        "check-policy": Subcommand(
+            "orca_jax.tools.simulate.check_policy", "test a scheduler of your own on small cases"
+        ),
+        "simulate": Subcommand(
+            "orca_jax.tools.simulate.__main__", "serve requests under schedulers in virtual time"
+        ),
     },
 }
-SUBCOMMANDS = {name: found for group in GROUPS.values() for name, found in group.items()}
+SUBCOMMANDS = dict(chain.from_iterable(group.items() for group in GROUPS.values()))
 _HELP = ("-h", "--help")
-_RESULT_ELSEWHERE = frozenset({"serve", "batch", "convert"})  # standard output has only remarks about it
+# standard output has only remarks about it
+_RESULT_ELSEWHERE = frozenset({"serve", "batch", "convert"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,17 +117,29 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _unknown(name: str) -> str:
+    if is_habit(name.partition("=")[0]):
+        return f"unknown flag {name}; flags of llama.cpp's server follow the subcommand: {COMMAND} serve {name} ..."
     if name.startswith("-"):
         return f"unknown flag {name}; a subcommand comes first: {', '.join(SUBCOMMANDS)}"
+    if found := command_hint(name):
+        return f"there is no subcommand {name!r}; {found}"
     hint = did_you_mean(name, SUBCOMMANDS) or f"; the subcommands are {', '.join(SUBCOMMANDS)}"
     return f"there is no subcommand {name!r}{hint}"
 
 
 def _help() -> str:
     width = max(map(len, SUBCOMMANDS))
-    lines = [f"usage: {COMMAND} SUBCOMMAND [flags]", "", "Iteration-level scheduling for text generation in JAX."]
+    lines = [
+        f"usage: {COMMAND} SUBCOMMAND [flags]",
+        "",
+        "Iteration-level scheduling for text generation in JAX.",
+    ]
     for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:<{width}}  {found.help}" for name, found in group.items())]
+        lines += [
+            "",
+            f"{title}:",
+            *(f"  {name:<{width}}  {found.help}" for name, found in group.items()),
+        ]
     lines += [
         "",
         f"{COMMAND} SUBCOMMAND --help shows its flags. {COMMAND} --version prints the version.",

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx
 
-from orca_jax.errors import ConfigError, EngineError, RequestError, reason_of
+from orca_jax.values.errors import ConfigError, EngineError, RequestError, reason_of
 
 _DONE = "[DONE]"
 _CONNECT_SECONDS = 5.0
@@ -27,9 +27,13 @@ class RemoteModel:
         EngineError: the server does not answer.
     """
 
-    def __init__(self, base_url: str, name: str | None, key_file: str | None, sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self, base_url: str, name: str | None, key_file: str | None, sampling: Mapping[str, Any]
+    ) -> None:
         if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"must begin with http:// or https://, got {base_url!r}", param="base_url")
+            raise ConfigError(
+                f"must begin with http:// or https://, got {base_url!r}", param="base_url"
+            )
         headers = {} if key_file is None else {"authorization": f"Bearer {_read_key(key_file)}"}
         self._sampling = sampling
         self._base = base_url.rstrip("/").removesuffix("/v1")
@@ -53,13 +57,8 @@ class RemoteModel:
             with self._http.stream("POST", f"{self._base}/v1/{route}", json=body) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, response.read())
-                for line in response.iter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if line.startswith("data:") and data != _DONE:
-                        event = json.loads(data)
-                        if "error" in event:
-                            raise EngineError(_message(event))
-                        yield from event.get("choices", ())
+                for event in _events(response):
+                    yield from event.get("choices", ())
         except httpx.HTTPError as error:
             raise EngineError(f"{self._base} does not answer: {error}") from None
 
@@ -67,13 +66,17 @@ class RemoteModel:
         try:
             response = self._http.get(f"{self._base}/v1/models", timeout=_CONNECT_SECONDS)
         except httpx.HTTPError as error:
-            raise EngineError(f"{self._base} does not answer: {error}; is the server running?") from None
+            raise EngineError(
+                f"{self._base} does not answer: {error}; is the server running?"
+            ) from None
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
         try:
             name: str = response.json()["data"][0]["id"]
         except (ValueError, LookupError, TypeError):
-            raise EngineError(f"{self._base}/v1/models lists no models; name one with --model") from None
+            raise EngineError(
+                f"{self._base}/v1/models lists no models; name one with --model"
+            ) from None
         return name
 
     def __enter__(self) -> Self:
@@ -81,6 +84,18 @@ class RemoteModel:
 
     def __exit__(self, *error: object) -> None:
         self._http.close()
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a stream. Raises EngineError: one of them is an error."""
+    for line in response.iter_lines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == _DONE:
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise EngineError(_message(event))
+        yield event
 
 
 def _refusal(status: int, content: bytes) -> RequestError | EngineError:
@@ -91,19 +106,25 @@ def _refusal(status: int, content: bytes) -> RequestError | EngineError:
     text = f"the server answered {status}: {message}"
     if status >= 500 or status == 429:
         return EngineError(text)
-    return RequestError(text, param="chat_template" if b'"no_chat_template"' in content else None)
+    if b'"no_chat_template"' in content:
+        return RequestError(text, param="chat_template")
+    return RequestError(text)
 
 
 def _message(answer: Any) -> str:
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return str(error.get("message") if isinstance(error, dict) else answer)
+    match answer:
+        case {"error": dict(error)}:
+            return str(error.get("message"))
+    return str(answer)
 
 
 def _read_key(path: str) -> str:
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else "it is not valid UTF-8; give another file"
+        reason = "it is not valid UTF-8; give another file"
+        if isinstance(error, OSError):
+            reason = reason_of(error)
         raise ConfigError(f"{path} cannot be read: {reason}", param="api_key_file") from None
     if not key or len(key.split()) > 1:
         raise ConfigError(f"{path} must hold one API key", param="api_key_file")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
-from orca_jax.config import EngineConfig
-from orca_jax.request import SamplingParams
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 
 PlainMessage = Mapping[str, Any]
 
@@ -45,7 +45,9 @@ class LocalModel:
         settings = asdict(config)
         self.name: str = settings.pop("model")
         self._llm = LLM(model=self.name, **settings)
-        self._params = SamplingParams(**{**read_generation_defaults(self._llm.directory, "auto"), **sampling})
+        self._params = SamplingParams(
+            **{**read_generation_defaults(self._llm.directory, "auto"), **sampling}
+        )
 
     def continuation(self, prompt: str) -> Iterator[str]:
         """Stream the text after a prompt."""

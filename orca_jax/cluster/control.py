@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
 import zmq
 
 from orca_jax.cluster.exits import ExitStatus
@@ -15,6 +14,7 @@ from orca_jax.cluster.keys import ClusterKeys
 from orca_jax.cluster.messages import (
     ClusterMessage,
     Hello,
+    InvalidMessageError,
     LeaderBeat,
     Refused,
     Report,
@@ -45,7 +45,7 @@ class ControlThread:
     Args:
         context: the context of the sockets of this process.
         ip, port: to listen on.
-        keys: the keys of the cluster; None on a loopback address.
+        keys: the keys of the cluster.
         roll: the list of the processes that have joined.
         lost: called if a worker is lost, stuck or diverged, or has failed.
 
@@ -64,7 +64,7 @@ class ControlThread:
         context: "zmq.Context[zmq.Socket[bytes]]",
         ip: str,
         port: int,
-        keys: ClusterKeys | None,
+        keys: ClusterKeys,
         roll: Roll,
         lost: Lost,
     ) -> None:
@@ -74,14 +74,16 @@ class ControlThread:
         self.has_ended = threading.Event()
         self._roll = roll
         self._lost = lost
-        self._gate = None if keys is None else Gatekeeper(context, keys)
+        self._gate = Gatekeeper(context, keys)
         self._control = leader_socket(context, keys)
         bind(self._control, ip, port)
         self._monitor = ConnectionMonitor(self._control)
-        self._wake, self._woken = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self._wake = context.socket(zmq.PAIR)
+        self._woken = context.socket(zmq.PAIR)
         self._woken.bind("inproc://to-control")
         self._wake.connect("inproc://to-control")
-        self._outgoing: queue.SimpleQueue[tuple[int | None, ClusterMessage]] = queue.SimpleQueue()  # None: to all
+        # None: to all
+        self._outgoing: queue.SimpleQueue[tuple[int | None, ClusterMessage]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="cluster")
         self._thread.start()
 
@@ -104,31 +106,33 @@ class ControlThread:
         """Watch until the end; all methods below belong to the thread."""
         try:
             self._serve()
-        except Exception:
+        except BaseException as error:  # a thread must not end in silence
             logger.exception("the control thread failed")
-            self._fail("the control thread failed")
+            self._fail(f"the control thread failed: {type(error).__name__}")
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for each in (self._control, self._monitor.socket, self._woken):
+        for each in (self._control, self._monitor.socket, self._woken, self._gate.socket):
             poller.register(each, zmq.POLLIN)
-        if self._gate is not None:
-            poller.register(self._gate.socket, zmq.POLLIN)
-        last, next_beat, is_over = time.monotonic(), 0.0, False
+        last = time.monotonic()
+        next_beat = 0.0
+        is_over = False
         while not is_over:
             ready = dict(poller.poll(TICK_MS))
-            if self._gate is not None and self._gate.socket in ready:
+            if self._gate.socket in ready:
                 self._gate.answer()
             if self._woken in ready:
                 is_over = self._woken.recv() == b"end"
             self._send_outgoing()
-            changes = list(self._monitor.changes())  # before the messages: the last one came before the end
+            # before the messages: the last one came before the end
+            changes = list(self._monitor.changes())
             while self._control.poll(0):
                 self._take(*self._control.recv_multipart(copy=False)[:2])
             self._note(changes)
             now = time.monotonic()
             # If this process was stopped or starved itself, messages may be waiting unread.
-            passed, last = min(now - last, 2 * TICK_SECONDS), now
+            passed = min(now - last, 2 * TICK_SECONDS)
+            last = now
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
                 self._send_to(None, LeaderBeat())
@@ -147,17 +151,21 @@ class ControlThread:
     def _send_to(self, rank: int | None, message: ClusterMessage) -> None:
         payload = encode(message)
         for identity in self._roll.identities() if rank is None else [self._roll.identity(rank)]:
-            with contextlib.suppress(zmq.ZMQError):  # it has gone; the monitor or its silence shows it
+            # it has gone; the monitor or its silence shows it
+            with contextlib.suppress(zmq.ZMQError):
                 self._control.send_multipart((identity, payload), zmq.NOBLOCK)
 
     def _take(self, identity: zmq.Frame, payload: zmq.Frame) -> None:
-        sender, descriptor = identity.bytes, payload.get(zmq.SRCFD)
+        sender = identity.bytes
+        descriptor = payload.get(zmq.SRCFD)
         try:
             message = decode_to_leader(payload.bytes)
-        except msgspec.MsgspecError:
+        except InvalidMessageError:
             rank = self._roll.rank_of(sender)
             if rank is None:  # before the first valid message the sender may be of another version
-                self._refuse(sender, "its messages cannot be read; install the same version on all hosts")
+                self._refuse(
+                    sender, "its messages cannot be read; install the same version on all hosts"
+                )
             else:
                 self._fail(f"{self._roll.name(rank)} sent an invalid message")
             return
@@ -195,7 +203,9 @@ class ControlThread:
                 logger.warning("refused a connection: it has a wrong cluster key, or none")
             rank = self._roll.leave(descriptor) if change is Change.LOST else None
             if rank is not None:
-                self._fail(f"{self._roll.name(rank)} closed its connection: it was killed or has ended")
+                self._fail(
+                    f"{self._roll.name(rank)} closed its connection: it was killed or has ended"
+                )
 
     def _fail(self, reason: str, status: ExitStatus = ExitStatus.CLUSTER_LOST) -> None:
         """End the cluster; only the first reason counts."""

@@ -12,7 +12,8 @@ import jax
 
 from orca_jax.cluster.messages import DataPlane
 from orca_jax.cluster.sockets import place, resolve
-from orca_jax.startup import ClusterConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.startup import ClusterConfig
 
 # The leader's watch is quicker. These limits hold if its thread cannot run.
 _HEARTBEAT_SECONDS = 10
@@ -23,7 +24,8 @@ _START_SECONDS = 120
 def join_data_plane(plane: DataPlane, config: ClusterConfig) -> None:
     """Join the other processes; all of them call this at the same time, before JAX opens its devices."""
     jax.config.update("jax_num_cpu_devices", plane.num_cpu_devices)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take the handler of SIGTERM
+    # it would take the handler of SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)
     _end_with_a_status_of_its_own()
     jax.distributed.initialize(
         plane.coordinator,
@@ -36,6 +38,28 @@ def join_data_plane(plane: DataPlane, config: ClusterConfig) -> None:
         coordinator_bind_address=place(resolve(config.master_addr), config.master_port + 2),
         **_mtls(config),
     )
+
+
+def check_rank(config: ClusterConfig) -> None:
+    """Refuse a rank or a number of hosts that the runtime of the devices does not share.
+
+    On a TPU slice the runtime numbers the hosts itself. Stages and the leader use its numbers.
+
+    Raises:
+        ConfigError: they differ; `param` is "node_rank" or "nnodes".
+    """
+    if jax.process_count() != config.nnodes:
+        message = (
+            f"nnodes is {config.nnodes}, and the runtime of the devices has {jax.process_count()} hosts: "
+            "start a process on each host of the slice, and give their number"
+        )
+        raise ConfigError(message, param="nnodes")
+    if jax.process_index() != config.node_rank:
+        message = (
+            f"node_rank is {config.node_rank}, and the runtime of the devices calls this host "
+            f"{jax.process_index()}: give each host its own number, on a TPU slice TPU_WORKER_ID"
+        )
+        raise ConfigError(message, param="node_rank")
 
 
 def _mtls(config: ClusterConfig) -> dict[str, Any]:

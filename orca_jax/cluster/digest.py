@@ -5,14 +5,15 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orca_jax.step import StepResult
+from orca_jax.values.step import StepResult
 
 
 class Digests(NamedTuple):
     """The digests after an iteration: of all calls, and of all results so far."""
 
     calls: int
-    results: int | None  # None in a process without the last stage of a pipeline, which has no results
+    # None in a process without the last stage of a pipeline, which has no results
+    results: int | None
 
     def agree(self, other: "Digests") -> bool:
         """True if nothing differs in the parts of both."""

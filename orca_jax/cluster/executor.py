@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from orca_jax.cluster.digest import Digester
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import Iteration, Rest, pack_sets
-from orca_jax.request import TokenSet
-from orca_jax.step import Executor, Handle, StepPlan, StepResult
+from orca_jax.values.request import TokenSet
+from orca_jax.values.step import Executor, Handle, StepPlan, StepResult
 
 
 class ClusterExecutor:
@@ -61,7 +61,9 @@ class ClusterExecutor:
         """
         result = self._explained(lambda: self._local.collect(handle))
         self._num_collected += 1
-        self._leader.compare(result.iteration, self._digest.add_iteration(self._payloads.popleft(), result))
+        self._leader.compare(
+            result.iteration, self._digest.add_iteration(self._payloads.popleft(), result)
+        )
         return result
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""The exit statuses of the processes of a cluster. docs/hosts.md explains them to operators."""
+"""The exit statuses of the processes of a cluster. docs/deployment.md explains them to operators."""
 
 import contextlib
 import os

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import zmq
 
-from orca_jax.errors import ConfigError, reason_of
+from orca_jax.flags.needs import check_needs
+from orca_jax.values.errors import ConfigError, reason_of
+from orca_jax.values.startup import ClusterConfig
 
 _HEADING = "# Keys of an orca-jax cluster. Keep this file secret, and copy it to each host.\n"
 _SECRET = re.compile(r"^(leader|worker) = (\S{40})$", re.MULTILINE)  # 32 bytes in Z85
@@ -45,15 +47,25 @@ def make_key_file(path: Path) -> None:
     Raises:
         ConfigError: the file exists or cannot be written.
     """
-    text = _HEADING + "".join(f"{name} = {zmq.curve_keypair()[1].decode()}\n" for name in ("leader", "worker"))
+    text = _HEADING + "".join(
+        f"{name} = {zmq.curve_keypair()[1].decode()}\n" for name in ("leader", "worker")
+    )
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path} exists; remove it first, or give another name", param=_PARAM) from None
+        raise ConfigError(
+            f"{path} exists; remove it first, or give another name", param=_PARAM
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {reason_of(error)}", param=_PARAM) from None
+
+
+def keys_of(config: ClusterConfig) -> ClusterKeys:
+    """The keys of a cluster. Raises ConfigError if it has no key file, or as `read_keys` does."""
+    check_needs("serve with --nnodes", config, ("nnodes",))
+    return read_keys(Path(str(config.cluster_key_file)))
 
 
 def read_keys(path: Path) -> ClusterKeys:
@@ -77,6 +89,8 @@ def read_keys(path: Path) -> ClusterKeys:
         keys = ClusterKeys(found["leader"].encode(), found["worker"].encode())
         _ = keys.leader_public, keys.worker_public
     except (KeyError, ValueError, zmq.ZMQError):
-        message = f"{path} is not a key file; make one with: python -m orca_jax.cluster keygen {path}"
+        message = (
+            f"{path} is not a key file; make one with: python -m orca_jax.cluster keygen {path}"
+        )
         raise ConfigError(message, param=_PARAM) from None
     return keys

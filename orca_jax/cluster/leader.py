@@ -7,15 +7,13 @@ All of this is the main thread, which owns the plan socket and sends there witho
 import logging
 import secrets
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import zmq
 
 from orca_jax.cluster.control import TICK_MS, TICK_SECONDS, ControlThread, Lost
 from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.exits import ExitStatus
-from orca_jax.cluster.keys import read_keys
+from orca_jax.cluster.keys import keys_of
 from orca_jax.cluster.messages import (
     Call,
     ClusterMessage,
@@ -27,19 +25,10 @@ from orca_jax.cluster.messages import (
     encode,
 )
 from orca_jax.cluster.roll import Roll
-from orca_jax.cluster.sockets import (
-    LINGER_MS,
-    bind,
-    check_free,
-    is_loopback,
-    leader_socket,
-    place,
-    resolve,
-)
+from orca_jax.cluster.sockets import LINGER_MS, bind, check_free, leader_socket, place, resolve
 from orca_jax.cluster.watch import WorkerWatch
-from orca_jax.errors import ClusterLostError, ConfigError
-from orca_jax.flags.needs import check_needs
-from orca_jax.startup import ClusterConfig
+from orca_jax.values.errors import ClusterLostError, ConfigError
+from orca_jax.values.startup import ClusterConfig
 
 _NEWS_SECONDS = 10.0  # between two lines of the log about missing workers
 _EXPLAIN_SECONDS = 2.0  # for the control thread to find the reason of a failure in the main thread
@@ -56,23 +45,24 @@ class Leader:
         has_devices: False for the toy.
 
     Raises:
-        ConfigError: the address or the key file is wrong.
+        ConfigError: the address or the key file is wrong, or there is no key file.
     """
 
     def __init__(self, config: ClusterConfig, lost: Lost, *, has_devices: bool) -> None:
         ip = resolve(config.master_addr)
-        values = SimpleNamespace(master_addr=config.master_addr, is_local=is_loopback(ip), key=config.cluster_key_file)
-        check_needs("serve, the first host", values, ("cluster_key_file",))
-        keys = None if config.cluster_key_file is None else read_keys(Path(config.cluster_key_file))
+        keys = keys_of(config)
         self.config = config
-        self.coordinator = place(config.master_addr, config.master_port + 2)  # the name, for its certificate
+        # the name, for its certificate
+        self.coordinator = place(config.master_addr, config.master_port + 2)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._roll = Roll(config.nnodes, has_devices=has_devices)
         try:
             self._plans = leader_socket(self._context, keys)
             bind(self._plans, ip, config.master_port + 1)
             check_free(ip, config.master_port + 2)
-            self._control = ControlThread(self._context, ip, config.master_port, keys, self._roll, lost)
+            self._control = ControlThread(
+                self._context, ip, config.master_port, keys, self._roll, lost
+            )
         except ConfigError:
             self._context.destroy(linger=0)
             raise
@@ -86,7 +76,8 @@ class Leader:
         Raises:
             ConfigError: they did not come in time.
         """
-        deadline, news = time.monotonic() + self.config.join_timeout, time.monotonic() + _NEWS_SECONDS
+        deadline = time.monotonic() + self.config.join_timeout
+        news = time.monotonic() + _NEWS_SECONDS
         while (hellos := self._roll.close()) is None:
             missing = self._roll.missing()
             self._raise_if_lost()
@@ -120,7 +111,9 @@ class Leader:
                 raise ClusterLostError(self._control.failure or "the cluster has ended")
             rank, message = received
             if not isinstance(message, kind):
-                raise ClusterLostError(f"worker {rank} sent {type(message).__name__} instead of {kind.__name__}")
+                raise ClusterLostError(
+                    f"worker {rank} sent {type(message).__name__} instead of {kind.__name__}"
+                )
             found[rank] = message
         return [found[rank] for rank in sorted(found)]
 
@@ -148,7 +141,9 @@ class Leader:
             try:
                 self._plans.send_multipart((identity, payload), zmq.NOBLOCK)
             except zmq.ZMQError as error:
-                raise self.explain(ClusterLostError(f"a worker does not take plans: {error}")) from None
+                raise self.explain(
+                    ClusterLostError(f"a worker does not take plans: {error}")
+                ) from None
         return payload
 
     def sent(self, num_plans: int) -> None:
@@ -167,7 +162,9 @@ class Leader:
         The devices may notice a loss before the control thread, so this waits for a moment.
         """
         self._control.has_ended.wait(_EXPLAIN_SECONDS)
-        return error if self._control.failure is None else ClusterLostError(self._control.failure)
+        if self._control.failure is None:
+            return error
+        return ClusterLostError(self._control.failure)
 
     def close(self, status: int = ExitStatus.DONE) -> None:
         """Make the workers end, and close the sockets. `status` is that of this process."""
@@ -176,7 +173,9 @@ class Leader:
         self._is_closed = True
         if not self._control.has_ended.is_set():
             end = Stop(ExitStatus.LEADER_LOST, "the leader has failed")
-            self._control.send(None, end if status else Stop(ExitStatus.DONE, "the leader has ended"))
+            self._control.send(
+                None, end if status else Stop(ExitStatus.DONE, "the leader has ended")
+            )
         if self._control.close(_EXPLAIN_SECONDS):
             self._context.destroy(linger=LINGER_MS)
 

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orca_jax.checks import escaped
 from orca_jax.cluster.digest import Digests
-from orca_jax.config import ExecutorConfig, LoadFormat, ModelConfig
-from orca_jax.request import TokenSet
-from orca_jax.step import StepPlan
+from orca_jax.values.checks import escaped
+from orca_jax.values.config import ExecutorConfig, LoadFormat, ModelConfig
+from orca_jax.values.errors import UNREADABLE, described
+from orca_jax.values.request import TokenSet
+from orca_jax.values.step import StepPlan
 
 PROTOCOL = 9  # raise it with every change of a message
+
+
+class InvalidMessageError(ValueError):
+    """Bytes that are not a message of the cluster."""
 
 
 class ClusterMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -175,23 +180,32 @@ def encode(message: ClusterMessage) -> bytes:
 
 
 def decode_to_leader(payload: bytes) -> ToLeader:
-    """Decode a message of a worker. Raises `msgspec.MsgspecError` for anything else."""
-    return _to_leader.decode(payload)
+    """Decode a message of a worker. Raises InvalidMessageError for anything else."""
+    return _decoded(_to_leader, payload)
 
 
 def decode_to_worker(payload: bytes) -> ToWorker:
-    """Decode a message of the leader on the control socket. Raises `msgspec.MsgspecError` for anything else."""
-    return _to_worker.decode(payload)
+    """Decode a message of the leader on the control socket. Raises InvalidMessageError for anything else."""
+    return _decoded(_to_worker, payload)
 
 
 def decode_call(payload: bytes) -> Call:
-    """Decode a message of the plan socket. Raises `msgspec.MsgspecError` for anything else."""
-    return _call.decode(payload)
+    """Decode a message of the plan socket. Raises InvalidMessageError for anything else."""
+    return _decoded(_call, payload)
+
+
+def _decoded[T](decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    try:
+        return decoder.decode(payload)
+    except UNREADABLE as error:
+        raise InvalidMessageError(described(error)) from None
 
 
 def pack_sets(allowed: Sequence[TokenSet]) -> Allowed:
     """The message of sets of allowed ids, which are integers with a bit for each id."""
-    return Allowed([tokens.to_bytes((tokens.bit_length() + 7) // 8, "little") for tokens in allowed])
+    return Allowed(
+        [tokens.to_bytes((tokens.bit_length() + 7) // 8, "little") for tokens in allowed]
+    )
 
 
 def read_sets(message: Allowed) -> list[TokenSet]:

@@ -44,7 +44,9 @@ class Roll:
         """Admit no more processes. Return the first messages by rank; None if a worker has left meanwhile."""
         with self._lock:
             self._is_closed = len(self._joined) == self._nnodes - 1
-            return [self._joined[rank].hello for rank in sorted(self._joined)] if self._is_closed else None
+            if not self._is_closed:
+                return None
+            return [self._joined[rank].hello for rank in sorted(self._joined)]
 
     def join(self, identity: bytes, descriptor: int, hello: Hello) -> Refused | None:
         """Add a worker, or return the reason for refusing it."""
@@ -61,7 +63,9 @@ class Roll:
             ranks = [rank for rank, each in self._joined.items() if each.descriptor == descriptor]
             if ranks and not self._is_closed:
                 del self._joined[ranks[0]]
-            return ranks[0] if ranks and self._is_closed else None
+            if ranks and self._is_closed:
+                return ranks[0]
+            return None
 
     def name(self, rank: int) -> str:
         """The name of a worker for messages."""
@@ -70,7 +74,9 @@ class Roll:
 
     def rank_of(self, identity: bytes) -> int | None:
         """The rank of a worker by its name on the control socket."""
-        return next((rank for rank, each in self._joined.items() if each.identity == identity), None)
+        return next(
+            (rank for rank, each in self._joined.items() if each.identity == identity), None
+        )
 
     def identity(self, rank: int) -> bytes:
         """The name of a worker on the control socket."""
@@ -83,12 +89,19 @@ class Roll:
     def _refusal(self, hello: Hello) -> Refused | None:
         rank = hello.rank
         if hello.protocol != PROTOCOL or hello.version != own_version():
-            theirs, ours = f"{hello.version} (protocol {hello.protocol})", f"{own_version()} (protocol {PROTOCOL})"
-            return Refused(f"worker {rank} has version {theirs}, and the leader {ours}; install the same on all hosts")
+            theirs = f"{hello.version} (protocol {hello.protocol})"
+            ours = f"{own_version()} (protocol {PROTOCOL})"
+            return Refused(
+                f"worker {rank} has version {theirs}, and the leader {ours}; install the same on all hosts"
+            )
         if hello.code != own_code():
-            return Refused(f"the code of worker {rank} differs from the leader's; install the same on all hosts")
+            return Refused(
+                f"the code of worker {rank} differs from the leader's; install the same on all hosts"
+            )
         if hello.nnodes != self._nnodes:
-            return Refused(f"worker {rank} has {hello.nnodes} nodes, and the leader {self._nnodes}", "nnodes")
+            return Refused(
+                f"worker {rank} has {hello.nnodes} nodes, and the leader {self._nnodes}", "nnodes"
+            )
         if not 1 <= rank < self._nnodes:
             return Refused(f"rank {rank} is not in 1..{self._nnodes - 1}", "node_rank")
         if hello.has_devices != self._has_devices:
@@ -97,5 +110,7 @@ class Roll:
         if other is not None:
             end = "; it is complete, so start all processes again" if self._is_closed else ""
             where = f"{other.hello.host}, process {other.hello.pid}"
-            return Refused(f"rank {rank} has joined the cluster already ({where}){end}", "node_rank")
+            return Refused(
+                f"rank {rank} has joined the cluster already ({where}){end}", "node_rank"
+            )
         return None

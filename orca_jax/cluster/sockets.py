@@ -1,9 +1,8 @@
-"""The sockets of a cluster: ZeroMQ over TCP, with CURVE keys if there is a key file.
+"""The sockets of a cluster: ZeroMQ over TCP, with CURVE keys.
 
 A socket belongs to one thread. The leader binds to one address, and every port is next to the first one.
 """
 
-import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from orca_jax.cluster.keys import ClusterKeys
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 NUM_PORTS = 3  # of the leader: control, plans, and the coordinator of JAX
 MAX_MESSAGE_BYTES = 64 * 2**20
-MAX_UNSENT = 1000  # messages that wait for one process; its receiver does not read if there are more
+# messages that wait for one process; its receiver does not read if there are more
+MAX_UNSENT = 1000
 LINGER_MS = 500  # for the last messages, when a socket is closed
 _ZAP = "inproc://zeromq.zap.01"  # ZeroMQ sends each handshake there (RFC 27)
 
@@ -34,44 +34,43 @@ def resolve(address: str) -> str:
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"{address!r} has no address: {error.strerror}", param="master_addr") from None
+        raise ConfigError(
+            f"{address!r} has no address: {error.strerror}", param="master_addr"
+        ) from None
     return str(found[0][4][0])
-
-
-def is_loopback(address: str) -> bool:
-    """True if only processes of this machine can reach an IP address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def place(ip: str, port: int) -> str:
     """The address `host:port`, with brackets for IPv6."""
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+    if ":" in ip:
+        return f"[{ip}]:{port}"
+    return f"{ip}:{port}"
 
 
-def leader_socket(context: "zmq.Context[zmq.Socket[bytes]]", keys: ClusterKeys | None) -> "zmq.Socket[bytes]":
+def leader_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]", keys: ClusterKeys
+) -> "zmq.Socket[bytes]":
     """A socket of the leader, to bind. A message to a process that is not connected, or does not read, is an error."""
     made = _socket(context, zmq.ROUTER)
     made.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if keys is not None:
-        made.setsockopt(zmq.CURVE_SERVER, 1)
-        made.setsockopt(zmq.CURVE_SECRETKEY, keys.leader)
-        made.setsockopt_string(zmq.ZAP_DOMAIN, "orca-jax")
-        made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    made.setsockopt(zmq.CURVE_SERVER, 1)
+    made.setsockopt(zmq.CURVE_SECRETKEY, keys.leader)
+    made.setsockopt_string(zmq.ZAP_DOMAIN, "orca-jax")
+    made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     return made
 
 
 def worker_socket(
-    context: "zmq.Context[zmq.Socket[bytes]]", keys: ClusterKeys | None, identity: bytes | None = None
+    context: "zmq.Context[zmq.Socket[bytes]]", keys: ClusterKeys, identity: bytes | None = None
 ) -> "zmq.Socket[bytes]":
     """A socket of a worker, to connect."""
     made = _socket(context, zmq.DEALER)
     made.setsockopt(zmq.RECONNECT_IVL, 200)
     if identity is not None:
         made.setsockopt(zmq.ROUTING_ID, identity)
-    if keys is not None:
-        made.setsockopt(zmq.CURVE_SERVERKEY, keys.leader_public)
-        made.setsockopt(zmq.CURVE_SECRETKEY, keys.worker)
-        made.setsockopt(zmq.CURVE_PUBLICKEY, keys.worker_public)
+    made.setsockopt(zmq.CURVE_SERVERKEY, keys.leader_public)
+    made.setsockopt(zmq.CURVE_SECRETKEY, keys.worker)
+    made.setsockopt(zmq.CURVE_PUBLICKEY, keys.worker_public)
     return made
 
 
@@ -100,7 +99,9 @@ def check_free(ip: str, port: int) -> None:
         try:
             trial.bind((ip, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {place(ip, port)}: {error.strerror}", param="master_port") from None
+            raise ConfigError(
+                f"cannot listen on {place(ip, port)}: {error.strerror}", param="master_port"
+            ) from None
 
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
@@ -166,6 +167,9 @@ class Gatekeeper:
         version, number, _, address, _, mechanism, *credentials = self.socket.recv_multipart()
         is_accepted = mechanism == b"CURVE" and credentials == [self._accepted]
         if not is_accepted:
-            logger.warning("refused a connection from %s: it has a wrong cluster key", address.decode(errors="replace"))
+            logger.warning(
+                "refused a connection from %s: it has a wrong cluster key",
+                address.decode(errors="replace"),
+            )
         status, text = (b"200", b"OK") if is_accepted else (b"400", b"wrong cluster key")
         self.socket.send_multipart([version, number, status, text, b"", b""])

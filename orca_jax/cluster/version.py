@@ -3,7 +3,7 @@
 from functools import cache
 from importlib.metadata import version
 
-from orca_jax.bundled import code_digest
+from orca_jax.helpers.bundled import code_digest
 
 
 @cache

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
-from orca_jax.startup import LOADING_SILENCE
+from orca_jax.values.startup import LOADING_SILENCE
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class WorkerWatch:
         self._timeout = timeout
         self._is_serving = False
         self._own: list[Report] = []  # of the leader, appended by its main thread
-        self._digests: dict[int, Digests] = {}  # of the leader, by iteration, until all workers have reported it
+        # of the leader, by iteration, until all workers have reported it
+        self._digests: dict[int, Digests] = {}
         self._reports: dict[int, list[int]] = {}  # ranks, by iteration
         self._waiting: list[tuple[int, Report]] = []  # reports that came before the leader's own
         self.num_sent = 0  # plans; set by the leader's main thread
@@ -68,11 +69,15 @@ class WorkerWatch:
     def _silent(self) -> str | None:
         limit = self._timeout if self._is_serving else max(self._timeout, LOADING_SILENCE)
         silent = [worker for worker in self._workers.values() if worker.silence > limit]
-        return f"{silent[0].name} has sent nothing for {limit:g} s (--control-timeout)" if silent else None
+        if not silent:
+            return None
+        return f"{silent[0].name} has sent nothing for {limit:g} s (--control-timeout)"
 
     def _stuck(self) -> str | None:
         """The worker that is behind the others, if any of them has exceeded its limit."""
-        beats = [(worker, worker.beat) for worker in self._workers.values() if worker.beat is not None]
+        beats = [
+            (worker, worker.beat) for worker in self._workers.values() if worker.beat is not None
+        ]
         late = [beat for _, beat in beats if beat.still_seconds > beat.limit_seconds]
         if not late:
             return None
@@ -105,4 +110,6 @@ class WorkerWatch:
 
 
 def _in(place: str) -> str:
-    return f" in {place}" if place else ""
+    if not place:
+        return ""
+    return f" in {place}"

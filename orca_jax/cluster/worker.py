@@ -14,9 +14,17 @@ from typing import NoReturn
 import zmq
 
 from orca_jax.cluster.digest import Digester
-from orca_jax.cluster.messages import Allowed, Iteration, Report, Rest, WorkerBeat, decode_call, read_sets
+from orca_jax.cluster.messages import (
+    Allowed,
+    Iteration,
+    Report,
+    Rest,
+    WorkerBeat,
+    decode_call,
+    read_sets,
+)
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.step import Executor, Handle
+from orca_jax.values.step import Executor, Handle
 
 Stillness = Callable[[int | None], tuple[float, float, str]]
 """(a counter of progress, or None without work) -> seconds without progress, their limit, and the place."""
@@ -62,7 +70,9 @@ class Follower:
         status: updated with the progress of the thread.
     """
 
-    def __init__(self, executor: Executor, plans: "zmq.Socket[bytes]", link: WorkerLink, status: WorkerStatus) -> None:
+    def __init__(
+        self, executor: Executor, plans: "zmq.Socket[bytes]", link: WorkerLink, status: WorkerStatus
+    ) -> None:
         self._executor = executor
         self._plans = plans
         self._link = link
@@ -75,7 +85,8 @@ class Follower:
 
     def repeat_calls(self) -> NoReturn:
         """Repeat calls until the connection's thread ends the process."""
-        poller, status = zmq.Poller(), self._status
+        poller = zmq.Poller()
+        status = self._status
         poller.register(self._plans, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         while True:
@@ -97,7 +108,9 @@ class Follower:
                 while self._status.num_done < num_collected:
                     self._collect()
                 handle = self._executor.submit(plan)
-                self._in_flight.append(_Begun(plan.iteration, handle, [payload], not plan.is_constrained))
+                self._in_flight.append(
+                    _Begun(plan.iteration, handle, [payload], not plan.is_constrained)
+                )
                 self._status.num_begun += 1
             case Allowed() as allowed:
                 newest = self._in_flight[-1]
@@ -120,7 +133,11 @@ class Follower:
 
     def _await_oldest(self) -> None:
         """Make the other thread wait for the oldest iteration."""
-        if self._in_flight and self._in_flight[0].is_complete and self._in_flight[0].handle is not self._awaited:
+        if (
+            self._in_flight
+            and self._in_flight[0].is_complete
+            and self._in_flight[0].handle is not self._awaited
+        ):
             self._awaited = self._in_flight[0].handle
             self._waiter.submit(self._wait, self._awaited)
 

@@ -6,15 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import zmq
 
 from orca_jax.cluster.exits import ExitStatus
-from orca_jax.cluster.keys import read_keys
+from orca_jax.cluster.keys import keys_of
 from orca_jax.cluster.messages import (
     ClusterMessage,
     Hello,
+    InvalidMessageError,
     LeaderBeat,
     Refused,
     Stop,
@@ -26,8 +26,8 @@ from orca_jax.cluster.messages import (
     encode,
 )
 from orca_jax.cluster.sockets import Change, ConnectionMonitor, place, resolve, worker_socket
-from orca_jax.errors import ConfigError
-from orca_jax.startup import LOADING_SILENCE, ClusterConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.startup import LOADING_SILENCE, ClusterConfig
 
 BEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
@@ -54,7 +54,7 @@ class WorkerLink:
         lost: called if the leader is lost or stops this process.
 
     Raises:
-        ConfigError: the key file is wrong.
+        ConfigError: the key file is wrong, or there is none.
     """
 
     def __init__(self, config: ClusterConfig, hello: Hello, beat: Beat, lost: Lost) -> None:
@@ -63,14 +63,15 @@ class WorkerLink:
         self._beat = beat
         self._lost = lost
         self._ip = ""  # of the leader
-        self._keys = None if config.cluster_key_file is None else read_keys(Path(config.cluster_key_file))
+        self._keys = keys_of(config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = worker_socket(self._context, self._keys)
         self._monitor = ConnectionMonitor(self._control)
         self._wake, self._woken = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._woken.bind("inproc://to-link")
         self._wake.connect("inproc://to-link")
-        self._received: queue.SimpleQueue[ToWorker | ConfigError] = queue.SimpleQueue()  # for the main thread
+        # for the main thread
+        self._received: queue.SimpleQueue[ToWorker | ConfigError] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[ClusterMessage] = queue.SimpleQueue()
         self._is_welcome = False
         self._is_serving = False
@@ -115,7 +116,8 @@ class WorkerLink:
 
     def wake_pair(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
         """Two connected sockets, by which a thread can wake the main thread."""
-        ours, theirs = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        ours = self._context.socket(zmq.PAIR)
+        theirs = self._context.socket(zmq.PAIR)
         ours.bind("inproc://to-main")
         theirs.connect("inproc://to-main")
         return ours, theirs
@@ -155,36 +157,58 @@ class WorkerLink:
     def _run(self) -> None:
         try:
             self._follow()
-        except Exception:
+        except BaseException as error:  # a thread must not end in silence
             logger.exception("the connection to the leader failed")
-            self._lost("the connection to the leader failed", ExitStatus.ENGINE_FAILED)
+            self._lost(
+                f"the connection to the leader failed: {type(error).__name__}",
+                ExitStatus.ENGINE_FAILED,
+            )
 
     def _follow(self) -> None:
         poller = zmq.Poller()
         for each in (self._control, self._monitor.socket, self._woken):
             poller.register(each, zmq.POLLIN)
-        last, next_beat = time.monotonic(), 0.0
+        last = time.monotonic()
+        next_beat = 0.0
         while not self._over.is_set():
             ready = dict(poller.poll(_TICK_MS))
             if self._woken in ready:
                 self._woken.recv()
             while not self._outgoing.empty():
                 self._send(self._outgoing.get())
-            changes = list(self._monitor.changes())  # before the messages: the last one came before the end
+            # before the messages: the last one came before the end
+            changes = list(self._monitor.changes())
             while not self._over.is_set() and self._control.poll(0):
-                self._take(decode_to_worker(self._control.recv()))
+                self._read(self._control.recv())
             self._note(changes)
             now = time.monotonic()
             # If this process was stopped or starved itself, messages may be waiting unread.
-            passed, last = min(now - last, 2 * TICK_SECONDS), now
+            passed = min(now - last, 2 * TICK_SECONDS)
+            last = now
             self._silence += passed
             if self._is_welcome and now >= next_beat:
                 next_beat = now + BEAT_SECONDS
                 self._send(self._beat())
             limit = self.config.control_timeout
-            limit = limit if self._is_serving else max(limit, LOADING_SILENCE)
+            if not self._is_serving:
+                limit = max(limit, LOADING_SILENCE)
             if self._is_welcome and self._silence > limit:
-                self._end(f"the leader has sent nothing for {limit:g} s (--control-timeout)", ExitStatus.LEADER_LOST)
+                self._end(
+                    f"the leader has sent nothing for {limit:g} s (--control-timeout)",
+                    ExitStatus.LEADER_LOST,
+                )
+
+    def _read(self, payload: bytes) -> None:
+        try:
+            self._take(decode_to_worker(payload))
+        except InvalidMessageError:
+            if self._is_welcome:
+                self._end("the leader sent an invalid message", ExitStatus.LEADER_LOST)
+            else:
+                message = (
+                    "the leader's messages cannot be read; install the same version on all hosts"
+                )
+                self._received.put(ConfigError(message, param="master_addr"))
 
     def _take(self, message: ToWorker) -> None:
         self._silence = 0.0
@@ -203,7 +227,10 @@ class WorkerLink:
                 self._num_failures = 0
                 self._send(self._hello)
             elif self._is_welcome:
-                self._end("the leader has closed its connection: it was killed or has ended", ExitStatus.LEADER_LOST)
+                self._end(
+                    "the leader has closed its connection: it was killed or has ended",
+                    ExitStatus.LEADER_LOST,
+                )
             elif change in (Change.WRONG_KEY, Change.NO_KEY):
                 self._num_failures += 1 if change is Change.WRONG_KEY else _MOST_FAILURES
                 if self._num_failures >= _MOST_FAILURES:
@@ -211,7 +238,8 @@ class WorkerLink:
                     self._received.put(ConfigError(message, param="cluster_key_file"))
 
     def _send(self, message: ClusterMessage) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # the leader has gone; the monitor or its silence shows it
+        # the leader has gone; the monitor or its silence shows it
+        with contextlib.suppress(zmq.ZMQError):
             self._control.send(encode(message), zmq.NOBLOCK)
 
     def _end(self, reason: str, status: int) -> None:

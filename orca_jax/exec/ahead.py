@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from orca_jax.exec.programs import ProgramName, Programs, compile_stages
-from orca_jax.progress import Progress
-from orca_jax.startup import StartTimes
+from orca_jax.helpers.console import Progress
+from orca_jax.values.startup import StartTimes
 
 
 class CompiledAhead:

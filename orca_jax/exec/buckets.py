@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from orca_jax.step import Member
+from orca_jax.values.step import Member
 
 _MIN_WIDTH = 8  # of the smallest samplers
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -17,7 +17,8 @@ def default_buckets(largest: int, *, skips_padding: bool = False) -> tuple[int, 
 
     Programs with products that skip padding are few: their sizes are four times apart.
     """
-    sizes, size = set(_COARSE if skips_padding else _FINE), _FINE[-1]
+    sizes = set(_COARSE if skips_padding else _FINE)
+    size = _FINE[-1]
     while size < largest and skips_padding:
         size *= 4
         sizes.add(size)
@@ -77,7 +78,9 @@ def launches(members: Sequence[Member], largest: int, most_scored: int) -> Itera
     Members with targets, and those whose hidden vectors are added up, get their own launches, of at most
     `most_scored` tokens (the largest width of a sampler), because every token there is kept.
     """
-    scored = [i for i, member in enumerate(members) if member.targets or member.pools in ("sum", "mean")]
+    scored = [
+        i for i, member in enumerate(members) if member.targets or member.pools in ("sum", "mean")
+    ]
     if not scored:
         yield from _cut(members, range(len(members)), largest)
         return
@@ -86,7 +89,9 @@ def launches(members: Sequence[Member], largest: int, most_scored: int) -> Itera
     yield from _cut(members, scored, min(largest, most_scored))
 
 
-def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Iterator[list[Segment]]:
+def _cut(
+    members: Sequence[Member], indices: Sequence[int], largest: int
+) -> Iterator[list[Segment]]:
     launch: list[Segment] = []
     room = largest
     sizes = [(index, members[index].num_tokens) for index in indices]
@@ -99,10 +104,13 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
         while left:
             size = min(left, room)
             launch.append(Segment(index, offset, size))
-            offset, left, room = offset + size, left - size, room - size
+            offset = offset + size
+            left = left - size
+            room = room - size
             if not room:
                 yield _increments_first(launch)
-                launch, room = [], largest
+                launch = []
+                room = largest
     if launch:
         yield _increments_first(launch)
 

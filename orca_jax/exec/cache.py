@@ -4,37 +4,65 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.cache_spec import LayerGroup, of_stage, pool_shape, sums_by_pool
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
-from orca_jax.errors import ConfigError
 from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
-from orca_jax.exec.states import Caches, PagePools, StateDemand, layer_bytes, state_shapes, state_specs
+from orca_jax.exec.states import (
+    Caches,
+    PagePools,
+    StateDemand,
+    layer_bytes,
+    state_shapes,
+    state_specs,
+)
 from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.parameters import path_of, split_layer
 from orca_jax.model.sharding import MESH_AXES, padded_vocab
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.cache_spec import LayerGroup, ceil_div, of_stage, pool_shape, sums_by_pool
+from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_of
 
 SNAPSHOT_SHARE = 0.1  # of the memory beside the fewest blocks, for snapshots of states
 NO_STATES = StateDemand()
-CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
-USUAL_SHARE = 0.5  # of what the cache may have on a CPU: more only for the fewest blocks
-_BITS = 4  # significant ones of the number of blocks
-_BITS_OF_SHARED = 2  # the same where other programs take and free much of the memory
+# of the free memory, within the limits of control groups; other programs need the rest
+CPU_SHARE = 0.5
 
 
-def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: PageLayout = "head_major") -> int:
+class MemoryUse(NamedTuple):
+    """How far a cache fills the memory that it may have.
+
+    Attributes:
+        share: the share beyond which the cache has no more than the fewest blocks.
+        bits: significant bits of the number of blocks.
+    """
+
+    share: float
+    bits: int
+
+
+WHOLE = MemoryUse(1.0, 4)
+"""The use of an accelerator's memory."""
+SHARED = MemoryUse(0.5, 2)
+"""The use of a CPU's memory: other programs take and free much of it."""
+
+
+def page_bytes(
+    model: ModelConfig, page_size: int, dtype: PageDType, layout: PageLayout = "head_major"
+) -> int:
     """Bytes of one page in all layers, on all devices together, with its scales."""
-    heads, head_dim = model.num_kv_heads, model.head_dim
+    heads = model.num_kv_heads
+    head_dim = model.head_dim
     pages = pages_shape(layout, model.num_layers, heads, head_dim, page_size, jnp.dtype(dtype))
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(pages))
 
@@ -61,12 +89,16 @@ def group_shape(cache: CacheConfig, group: LayerGroup) -> KVPages:
 def _pages_of(cache: CacheConfig, group: LayerGroup, num_pages: int) -> KVPages:
     heads, head_dim, has_values = group.shape
     dtype = jnp.dtype(cache.dtype)
-    return pages_shape(cache.layout, num_pages, heads, head_dim, cache.page_size, dtype, has_values=has_values)
+    return pages_shape(
+        cache.layout, num_pages, heads, head_dim, cache.page_size, dtype, has_values=has_values
+    )
 
 
 def caches_shape(config: ExecutorConfig, model: ModelConfig) -> Caches:
     """Shapes of the pages and the states of a stage."""
-    return Caches(cache_shape(config.cache), state_shapes(model, config.cache.num_states, config.dtype))
+    return Caches(
+        cache_shape(config.cache), state_shapes(model, config.cache.num_states, config.dtype)
+    )
 
 
 def caches_spec(config: ExecutorConfig, model: ModelConfig) -> Caches:
@@ -74,7 +106,9 @@ def caches_spec(config: ExecutorConfig, model: ModelConfig) -> Caches:
     return Caches(cache_spec(config.cache), state_specs(model))
 
 
-def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:
+def free_memory(
+    devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None
+) -> int:
     """Bytes available to the cache on all devices together.
 
     Args:
@@ -83,23 +117,27 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, 
         needed: bytes of weights and workspace on one device.
         free: bytes free on one device; None measures them, if all devices are of this process.
     """
-    free = free_bytes(devices, utilization) if free is None else free
-    share = CPU_SHARE if devices[0].platform == "cpu" else 1
+    if free is None:
+        free = free_bytes(devices, utilization)
+    share = CPU_SHARE if platform_of(devices[0]).is_host else 1
     return int((free - needed) * len(devices) * share)
 
 
 def free_bytes(devices: Sequence[jax.Device], utilization: float) -> int:
     """Bytes of memory that each of these devices of this process has for weights, workspace and cache."""
-    if devices[0].platform == "cpu":
+    platform = platform_of(devices[0])
+    if platform.is_host:
         return host.free_memory() // len(devices)
     stats = [device.memory_stats() for device in devices]
-    return min(usable_bytes(each, devices[0].platform, utilization) - each["bytes_in_use"] for each in stats)
+    return min(usable_bytes(each, platform, utilization) - each["bytes_in_use"] for each in stats)
 
 
 def weight_bytes(decoder: Decoder) -> int:
     """Bytes of the parameters on each device; the decoder may hold sharded shapes in their place."""
     leaves = jax.tree.leaves(nnx.state(decoder))
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    )
 
 
 def largest_stack(decoder: Decoder) -> int:
@@ -113,7 +151,10 @@ def largest_stack(decoder: Decoder) -> int:
         name, layer = split_layer(path_of(keys))
         if layer is not None:
             leaf = variable.get_value()
-            sizes[name] = sizes.get(name, 0) + math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            sizes[name] = (
+                sizes.get(name, 0)
+                + math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            )
     return max(sizes.values(), default=0)
 
 
@@ -149,13 +190,13 @@ def size_cache(
     max_model_len: int,
     longest: int,
     states: StateDemand = NO_STATES,
-    usual: float = 1.0,
+    use: MemoryUse = WHOLE,
 ) -> CacheConfig:
     """Size the cache to as many blocks as fit in `memory`, but no more than all rows at full length can use.
 
     The stage with the most bytes decides, as every block has a part in each stage. Several pools share the memory in
-    the ratio in which a request of half of `max_model_len` uses them. Beside
-    the fewest blocks of states, snapshots have at most `SNAPSHOT_SHARE` of the rest.
+    the ratio in which a request of half of `max_model_len` uses them. Beside the fewest blocks of states, snapshots
+    have at most `SNAPSHOT_SHARE` of the rest.
 
     Args:
         form: groups, page size, type and layout; its numbers of blocks are not read.
@@ -165,16 +206,21 @@ def size_cache(
         max_model_len: most tokens of a request.
         longest: most tokens of a request in one iteration.
         states: the blocks of states that the model needs.
-        usual: share of `memory` beyond which the cache has no more than the fewest blocks.
+        use: how far the cache fills `memory`.
 
     Raises:
         ConfigError: not even the fewest blocks fit.
     """
-    groups, page_size = form.groups, form.page_size
+    groups = form.groups
+    page_size = form.page_size
     least = replace(
         form,
         num_blocks=fewest_blocks(
-            groups, page_size=page_size, num_rows=num_rows, max_model_len=max_model_len, longest=longest
+            groups,
+            page_size=page_size,
+            num_rows=num_rows,
+            max_model_len=max_model_len,
+            longest=longest,
         ),
         num_states=states.fewest,
     )
@@ -186,21 +232,26 @@ def size_cache(
             f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
-    memory = max(needed, int(usual * memory))
+    memory = max(needed, int(use.share * memory))
     # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
-    full = -(-num_rows * (max_model_len + page_size - 1) // page_size)
-    most = [
-        num_rows * group.most_blocks(max_model_len, longest, page_size) if group.window else full for group in groups
-    ]
+    full = ceil_div(num_rows * (max_model_len + page_size - 1), page_size)
+    most = []
+    for group in groups:
+        of_row = group.most_blocks(max_model_len, longest, page_size)
+        most.append(num_rows * of_row if group.window else full)
     block = max(states.block_bytes(span) for span in spans)
     num_snapshots = _num_snapshots(states, memory - needed, block)
     needed += num_snapshots * block
     middle = _usual_blocks(form, max_model_len)
     request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
-    number, bits = [], _BITS if usual == 1 else _BITS_OF_SHARED
-    for few, useful, share in zip(least.num_blocks, sums_by_pool(groups, most), middle, strict=True):
+    number = []
+    for few, useful, share in zip(
+        least.num_blocks, sums_by_pool(groups, most), middle, strict=True
+    ):
         fitting = few + (memory - needed) * share // request
-        number.append(useful if fitting >= useful else max(_rounded(fitting, bits), few))
+        if fitting < useful:
+            useful = max(_rounded(fitting, use.bits), few)
+        number.append(useful)
     return replace(least, num_blocks=tuple(number), num_states=states.fewest + num_snapshots)
 
 
@@ -208,7 +259,8 @@ def _num_snapshots(states: StateDemand, room: int, block: int) -> int:
     """Blocks beyond the fewest ones, of `block` bytes each, where `room` bytes are left for them and for pages."""
     if not block:
         return 0
-    return min(states.most - states.fewest, _rounded(int(SNAPSHOT_SHARE * room) // block, _BITS))
+    fitting = _rounded(int(SNAPSHOT_SHARE * room) // block, WHOLE.bits)
+    return min(states.most - states.fewest, fitting)
 
 
 def with_num_pages(
@@ -219,16 +271,22 @@ def with_num_pages(
     Snapshots of states have at most `SNAPSHOT_SHARE` of the bytes of pages in addition.
     """
     usual = _usual_blocks(form, max_model_len)
-    cache = replace(form, num_blocks=tuple(-(-num_pages * number // usual[0]) for number in usual))
+    cache = replace(
+        form, num_blocks=tuple(ceil_div(num_pages * number, usual[0]) for number in usual)
+    )
+    if not states.layers:
+        return replace(cache, num_states=states.fewest)
     span = LayerSpan(0, len(states.layers), len(states.layers))
-    snapshots = _num_snapshots(states, stage_bytes(cache, span), states.block_bytes(span)) if states.layers else 0
+    snapshots = _num_snapshots(states, stage_bytes(cache, span), states.block_bytes(span))
     return replace(cache, num_states=states.fewest + snapshots)
 
 
 def _usual_blocks(form: CacheConfig, max_model_len: int) -> tuple[int, ...]:
     """Blocks of each pool for a request of half of `max_model_len` that generates."""
-    length = -(-max_model_len // 2)
-    return sums_by_pool(form.groups, [group.most_blocks(length, 1, form.page_size) for group in form.groups])
+    length = ceil_div(max_model_len, 2)
+    return sums_by_pool(
+        form.groups, [group.most_blocks(length, 1, form.page_size) for group in form.groups]
+    )
 
 
 def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
@@ -251,10 +309,12 @@ def allocate_caches(config: ExecutorConfig, model: ModelConfig, mesh: Mesh) -> C
     """Allocate the pages and the states of a stage. Only what was written is read, so their values have no meaning."""
     shapes = caches_shape(config, model)
     sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
-    if mesh.devices.flat[0].platform == "cpu":
+    if platform_of(mesh.devices.flat[0]).is_host:
         untouched_caches: Caches = jax.tree.map(untouched, shapes, sharding)
         return untouched_caches
-    create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
+    create = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding
+    )
     caches: Caches = create()
     return caches
 
@@ -270,7 +330,12 @@ def allocate_zeros[T](shapes: T, mesh: Mesh) -> T:
 
 
 def workspace_bytes(
-    model: ModelConfig, num_tokens: int, num_rows: int, max_model_len: int, shards: int = 1, num_drafts: int = 0
+    model: ModelConfig,
+    num_tokens: int,
+    num_rows: int,
+    max_model_len: int,
+    shards: int = 1,
+    num_drafts: int = 0,
 ) -> int:
     """An upper estimate of the memory of programs beside weights and cache, in bytes on one of `shards` devices.
 
@@ -279,10 +344,14 @@ def workspace_bytes(
     of each token for each of its experts, and a copy of the weights of one expert; with states those of all rows in one
     layer, before and after.
     """
-    embed, experts, width = model.embed_dim, model.experts, 3 * model.active_mlp_dim
+    embed = model.embed_dim
+    experts = model.experts
+    width = 3 * model.active_mlp_dim
     if experts is not None:
         width += 4 * experts.per_token * embed
-    activations = 4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.page_shape.head_dim)
+    activations = (
+        4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.page_shape.head_dim)
+    )
     if experts is not None:
         activations += 4 * 3 * embed * model.mlp_dim // shards
     logits = 4 * sampler_width(num_rows + num_drafts) * padded_vocab(model, shards) // shards

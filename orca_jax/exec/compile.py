@@ -15,11 +15,12 @@ import jax
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from orca_jax.cache_files import remove_distrusted
 from orca_jax.exec.host import num_processors
 from orca_jax.exec.program_store import ProgramStore
-from orca_jax.progress import Progress
-from orca_jax.startup import StartTimes
+from orca_jax.helpers.cache_files import remove_distrusted
+from orca_jax.helpers.console import Progress
+from orca_jax.values.platforms import Platform
+from orca_jax.values.startup import StartTimes
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,9 @@ def compile_cache(directory: str | None) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             if reason:  # logged once; JAX would warn about every program
-                warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
+                warnings.filterwarnings(
+                    "ignore", "Error writing persistent compilation cache entry"
+                )
             yield
     finally:
         _configure(before)
@@ -125,7 +128,11 @@ def _is_trusted(directory: str) -> bool:
     try:
         remove_distrusted(Path(directory))
     except OSError as error:
-        logger.warning("the compile cache %s is not used: a file in it must be removed first: %s", directory, error)
+        logger.warning(
+            "the compile cache %s is not used: a file in it must be removed first: %s",
+            directory,
+            error,
+        )
         return False
     return True
 
@@ -145,7 +152,7 @@ _OF_YNN = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 """The operations that XLA for CPUs leaves to the library YNNPACK: products, and no sums."""
 
 
-def compiler_options(platform: str, device_kind: str, *, has_library: bool = False) -> Options:
+def compiler_options(platform: Platform, device_kind: str, *, has_library: bool = False) -> Options:
     """Options of XLA for one kind of device.
 
     On CPUs YNNPACK adds up arrays of 4,096 numbers or more, in another order than XLA, so the bits of a norm or a
@@ -153,16 +160,12 @@ def compiler_options(platform: str, device_kind: str, *, has_library: bool = Fal
 
     By default TPU7x multiplies bfloat16 from tiles of 16 rows, while arrays are stored in tiles of 8: every iteration
     would begin with a copy of all layers' weights, and hold it to the end. With the option off, no copy is made.
-
-    For GPUs XLA counts the pages of the KV cache three times, because it does not see that they are updated in place.
-    From some 34 GB of pages on an H200 on, memory seems short to XLA, and every layer repeats the computations shared
-    by all layers: 618 launches a step instead of 468 for Llama-3-8B. The factor, in percent, puts the limit far above.
     """
-    if platform == "cpu" and has_library:
+    if has_library:
         return {"xla_cpu_experimental_ynn_fusion_type": _OF_YNN}
-    if platform == "gpu":
-        return {"xla_gpu_memory_limit_slop_factor": 1000}
-    return {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if device_kind == "TPU7x" else {}
+    if device_kind == "TPU7x":
+        return {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
+    return platform.options
 
 
 def compile_one(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
@@ -172,7 +175,9 @@ def compile_one(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Com
     except jax.errors.JaxRuntimeError as error:
         if not options or "No such compile option" not in str(error):
             raise
-        logger.warning("this version of XLA does not support %s; compiled without it", ", ".join(options))
+        logger.warning(
+            "this version of XLA does not support %s; compiled without it", ", ".join(options)
+        )
         return lowered.compile()
 
 
@@ -206,7 +211,8 @@ def compile_all[K: tuple[str, int]](
         with times.phase("compile"):
             num_before = counter.from_cache_here
             program = compile_one(lowered, options)
-            if counter.from_cache_here == num_before:  # XLA:CPU serializes a program from a cache without its functions
+            # XLA:CPU serializes a program from a cache without its functions
+            if counter.from_cache_here == num_before:
                 store.save(_file_name(key), program)
             return program
 
@@ -219,14 +225,16 @@ def compile_all[K: tuple[str, int]](
         num_stored = len(programs)
         compiled = dict[Future[jax.stages.Compiled], K]()
         for key in [key for key in lower if key not in programs]:
-            progress(len(programs), len(lower))  # may raise an error: the programs are not needed any more
+            # may raise an error: the programs are not needed any more
+            progress(len(programs), len(lower))
             compiled[threads.submit(compile_and_save, key, trace(key))] = key
         for future in as_completed(compiled):
             done(compiled[future], future.result())
         times.count(len(programs), num_stored + counter.from_cache)
     finally:
         counter.close()
-        threads.shutdown(wait=False, cancel_futures=True)  # after an error, the programs not begun are not needed
+        # after an error, the programs not begun are not needed
+        threads.shutdown(wait=False, cancel_futures=True)
     return programs
 
 

@@ -15,8 +15,6 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from orca_jax.config import ExecutorConfig, ModelConfig
-from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
@@ -27,13 +25,22 @@ from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
-from orca_jax.exec.sampling.programs import Drawn, kind_of_draws, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.sampling.programs import (
+    Drawn,
+    kind_of_draws,
+    pack_draws,
+    pack_extras,
+    pack_masks,
+)
 from orca_jax.exec.stage import Stage, StageModel, make_path
+from orca_jax.helpers.console import Progress
 from orca_jax.model.lora.stacks import zero_values
-from orca_jax.progress import Progress
-from orca_jax.request import TokenSet
-from orca_jax.startup import StartTimes
-from orca_jax.step import BlockCopy, ExecutorStats, Handle, StepPlan, StepResult
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import ExecutorConfig, ModelConfig
+from orca_jax.values.errors import CompileWhileServingError
+from orca_jax.values.request import TokenSet
+from orca_jax.values.startup import StartTimes
+from orca_jax.values.step import BlockCopy, ExecutorStats, Handle, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -96,12 +103,14 @@ class JaxExecutor:
         self._model = model
         own = [(decoder, mesh) for decoder, mesh in stages if decoder is not None]
         if ahead is None:
-            shapes = [Programs(decoder, config, mesh, greedy_only=greedy_only) for decoder, mesh in own]
+            shapes = [
+                Programs(decoder, config, mesh, greedy_only=greedy_only) for decoder, mesh in own
+            ]
         else:
             shapes = list(ahead.stages)
         self._shapes = shapes[-1]
         self.adapters: dict[str, Mapping[str, NDArray[Any]]] = {}
-        pages_per_row = -(-config.max_model_len // config.cache.page_size)
+        pages_per_row = ceil_div(config.max_model_len, config.cache.page_size)
         self._rows = RowTable(config.num_rows, pages_per_row, len(config.cache.groups))
         self._sums = VectorSums()
         self._idle = IdleWatch()
@@ -124,9 +133,11 @@ class JaxExecutor:
             measured = self._warm_up(is_enough, times)
         self.launch_seconds = measured.usual()
         self._buckets = tuple(bucket for bucket in config.buckets if self._last.has_layers(bucket))
-        self._longest_seconds = measured.longest(self._buckets, context_factor(model, config.max_model_len))
+        self._longest_seconds = measured.longest(
+            self._buckets, context_factor(model, config.max_model_len)
+        )
         self._idle.rest()
-        if self._shapes.platform == "cpu":
+        if self._shapes.platform.is_host:
             give_back(jax.tree.leaves([stage.state.caches for stage in self.stages]))
         self.stats.compiles = sum(len(each) for each in programs)
         self._num_before = self._counter.count  # before the first plan
@@ -164,7 +175,9 @@ class JaxExecutor:
     def constrain(self, handle: Handle, allowed: Sequence[TokenSet]) -> None:
         """Start the samplers waiting for the allowed ids of the constrained members."""
         assert isinstance(handle, JaxHandle), "a handle of another executor"
-        assert not handle.is_complete, "the plan is not constrained, or has been constrained already"
+        assert not handle.is_complete, (
+            "the plan is not constrained, or has been constrained already"
+        )
         members = handle.plan.members
         constrained = [index for index, member in enumerate(members) if member.is_constrained]
         sets = dict(zip(constrained, allowed, strict=True))
@@ -197,7 +210,9 @@ class JaxExecutor:
         self._idle.wait(handle.newest, handle.ready_at)
         result = self._read(handle)
         self._num_in_flight -= 1
-        self._seconds_in_flight = self._seconds_in_flight - handle.expected if self._num_in_flight else 0.0
+        self._seconds_in_flight -= handle.expected
+        if not self._num_in_flight:
+            self._seconds_in_flight = 0.0
         self.stats.wait_seconds += time.perf_counter() - start
         self._count_compiles()
         return result
@@ -223,7 +238,8 @@ class JaxExecutor:
         layouts = self._shapes.adapted_layouts if is_adapted else self._shapes.layouts
         vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
         packed = time.perf_counter()
-        self._seconds_in_flight += self._longest_seconds[bucket]  # before the dispatch, which may wait for the device
+        # before the dispatch, which may wait for the device
+        self._seconds_in_flight += self._longest_seconds[bucket]
         hidden = self._run_layers(bucket, vector, is_adapted)
         self.stats.pack_seconds += packed - start
         self.stats.dispatch_seconds += time.perf_counter() - packed
@@ -244,7 +260,9 @@ class JaxExecutor:
         for stage in self.stages:
             stage.write_adapter(slot, values)
 
-    def _run_layers(self, bucket: int, vector: NDArray[np.int32], is_adapted: bool = False) -> jax.Array:
+    def _run_layers(
+        self, bucket: int, vector: NDArray[np.int32], is_adapted: bool = False
+    ) -> jax.Array:
         self._idle.begin()
         hidden: jax.Array | None = None
         for hop, stage in self._path:
@@ -261,14 +279,21 @@ class JaxExecutor:
         if not launch.kept.members or not self.has_results:
             return
         start = time.perf_counter()
-        number, rows, shapes = len(launch.kept.members), self._rows, self._shapes
+        number = len(launch.kept.members)
+        rows = self._rows
+        shapes = self._shapes
         is_full = (
-            bool(masks) or launch.kept.has_targets or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
+            bool(masks)
+            or launch.kept.has_targets
+            or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
         )
         width = bucket_for(shapes.full_widths if is_full else shapes.widths, number)
         draws = pack_draws(launch.kept, rows, shapes.draws_layouts[width])
-        extras = pack_extras(launch.kept, rows, shapes.extras_layouts[width]) if is_full else None
-        mask = pack_masks(masks, width, shapes.num_columns) if masks else None
+        extras = mask = None
+        if is_full:
+            extras = pack_extras(launch.kept, rows, shapes.extras_layouts[width])
+        if masks:
+            mask = pack_masks(masks, width, shapes.num_columns)
         packed = time.perf_counter()
         launch.drawn = self._run_sampler(width, launch.hidden, draws, extras, mask)
         self.stats.pack_seconds += packed - start
@@ -285,7 +310,9 @@ class JaxExecutor:
         shapes = self._shapes
         self._idle.begin()
         if extras is None:
-            kind = kind_of_draws(draws, shapes.draws_layouts[width]) if len(shapes.kinds) > 1 else shapes.kinds[0]
+            kind = shapes.kinds[0]
+            if len(shapes.kinds) > 1:
+                kind = kind_of_draws(draws, shapes.draws_layouts[width])
             drawn = self._last.draw(kind, width, hidden, draws)
         else:
             drawn = self._last.draw_full(width, hidden, draws, extras, mask)
@@ -299,32 +326,19 @@ class JaxExecutor:
         On a CPU, times of an earlier start replace the runs of all sizes but the smallest, and the programs of the
         largest sizes are compiled only if a smaller one is not enough.
         """
-        shapes, config, times = self._shapes, self.config, LaunchTimes()
-        sizes = measured_sizes(config.buckets, skips_padding=shapes.skips_padding)
-        known, ran = shapes.known_times, set[int]()
-        for size in sizes:
-            bucket = bucket_for(config.buckets, size)
-            if not self._last.has_layers(bucket):
-                for stage in self.stages:
-                    stage.compile_later(start)
-            run = partial(self._run_layers, bucket, probe(shapes.layouts[bucket], config, size))
-            repeats = 2 if size <= config.num_rows else 1  # the first run of more rows takes memory for their pages
-            launch = Launch.of_nothing(times.measure_layers(size, run, repeats))
-            ran |= {bucket}
-            if known is not None:
-                known, most = known.as_now(times), known.largest
-                if most == sizes[-1] or is_enough(most, known.of_layers(most)):
+        shapes = self._shapes
+        times = LaunchTimes()
+        sizes = measured_sizes(self.config.buckets, skips_padding=shapes.skips_padding)
+        launch = self._measure_layers(times, sizes[0], start)
+        known = self._known_now(times, is_enough, sizes[-1])
+        ran = [sizes[0]]
+        if known is None:
+            for size in sizes[1:]:
+                if shapes.may_skip_runs and is_enough(ran[-1], times.of_layers(ran[-1])):
                     break
-                known = None  # of a start with a shorter target, or beside other programs: a larger size may be quick
-            if shapes.may_skip_runs and is_enough(size, times.of_layers(size)):
-                break
-        for bucket in sorted(ran) if shapes.adapted_layouts else ():
-            self._run_layers(bucket, probe(shapes.adapted_layouts[bucket], config), True)
-        if config.copies_blocks:
-            for stage in self.stages:
-                stage.copy_blocks([BlockCopy(group, 0, 0) for group in range(len(config.cache.groups))])
-        if config.lora is not None:
-            self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
+                launch = self._measure_layers(times, size, start)
+                ran.append(size)
+        self._run_others(ran)
         if self.has_results:
             self._measure_samplers(times, launch, is_known=known is not None)
         if known is not None:
@@ -332,15 +346,59 @@ class JaxExecutor:
         shapes.keep_times(times)
         return times
 
+    def _measure_layers(self, times: LaunchTimes, size: int, start: StartTimes) -> Launch:
+        """Measure the layers on `size` tokens, and compile them if they are not."""
+        config = self.config
+        bucket = bucket_for(config.buckets, size)
+        if not self._last.has_layers(bucket):
+            for stage in self.stages:
+                stage.compile_later(start)
+        vector = probe(self._shapes.layouts[bucket], config, size)
+        run = partial(self._run_layers, bucket, vector)
+        # The first run of more rows takes memory for their pages.
+        repeats = 2 if size <= config.num_rows else 1
+        return Launch.of_nothing(times.measure_layers(size, run, repeats))
+
+    def _known_now(
+        self, times: LaunchTimes, is_enough: Callable[[int, float], bool], largest: int
+    ) -> LaunchTimes | None:
+        """The times of an earlier start, as they are now by those of the smallest size.
+
+        None if a size that it did not measure may be quick: its target was shorter, or it was beside other programs.
+        """
+        earlier = self._shapes.known_times
+        if earlier is None:
+            return None
+        known = earlier.as_now(times)
+        most = earlier.largest
+        if most == largest or is_enough(most, known.of_layers(most)):
+            return known
+        return None
+
+    def _run_others(self, sizes: Sequence[int]) -> None:
+        """Run the programs of adapters, those with layers in the buckets of some sizes, and those that copy blocks."""
+        config = self.config
+        layouts = self._shapes.adapted_layouts
+        for bucket in sorted({bucket_for(config.buckets, size) for size in sizes} & {*layouts}):
+            self._run_layers(bucket, probe(layouts[bucket], config), True)
+        if config.copies_blocks:
+            copies = [BlockCopy(group, 0, 0) for group in range(len(config.cache.groups))]
+            for stage in self.stages:
+                stage.copy_blocks(copies)
+        if config.lora is not None:
+            self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
+
     def _measure_samplers(self, times: LaunchTimes, launch: Launch, *, is_known: bool) -> None:
         """Run the samplers of all widths, with all places in use. If the times are known, run the smallest with one."""
-        shapes, most = self._shapes, 1 if is_known else None  # widths, and places in use
+        shapes = self._shapes
+        most = 1 if is_known else None  # widths, and places in use
         for width in shapes.widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
             view["position"][:most] = 1
             for kind in shapes.kinds:
-                view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
+                view["temperature"][:] = kind != "greedy"
+                view["top_p"][:] = kind == "unfiltered"
                 run_plain = partial(self._run_sampler, width, launch.hidden, draws, None, None)
                 times.measure_sampler(run_plain, is_plain=True)
         for width in shapes.full_widths[:most]:

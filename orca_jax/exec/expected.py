@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from orca_jax.config import ModelConfig
+from orca_jax.values.config import ModelConfig
 
 _BUSY = 1.25  # a launch that took so many times as long was measured while other programs ran
 
@@ -23,14 +23,17 @@ class LaunchTimes:
         """The times that an earlier start measured; None if there are none."""
         if content is None:
             return None
-        times, found = cls(), json.loads(content)
+        times = cls()
+        found = json.loads(content)
         times._of_bucket = {int(bucket): seconds for bucket, seconds in found["layers"].items()}
         times._of_plain, times._of_slowest = found["samplers"]
         return times
 
     def to_bytes(self) -> bytes:
         """The times, for `from_bytes`."""
-        return json.dumps({"layers": self._of_bucket, "samplers": [self._of_plain, self._of_slowest]}).encode()
+        return json.dumps(
+            {"layers": self._of_bucket, "samplers": [self._of_plain, self._of_slowest]}
+        ).encode()
 
     def as_now(self, now: "LaunchTimes") -> "LaunchTimes":
         """These times, shortened if a launch of `now` takes clearly less: other programs ran while they were measured.
@@ -43,7 +46,8 @@ class LaunchTimes:
             return self
         times = LaunchTimes()
         times._of_bucket = {each: ratio * seconds for each, seconds in self._of_bucket.items()}
-        times._of_plain, times._of_slowest = ratio * self._of_plain, ratio * self._of_slowest
+        times._of_plain = ratio * self._of_plain
+        times._of_slowest = ratio * self._of_slowest
         return times
 
     @property
@@ -93,7 +97,12 @@ class LaunchTimes:
 
 def context_factor(model: ModelConfig, max_model_len: int) -> float:
     """The arithmetic of a token with the longest context, relative to a token without context."""
-    heads, kv_heads, embed = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.embed_dim
-    parameters = 2 * embed * (heads + kv_heads) + (2 + model.gated_mlp) * embed * model.active_mlp_dim
+    heads = model.num_heads * model.head_dim
+    kv_heads = model.num_kv_heads * model.head_dim
+    embed = model.embed_dim
+    parameters = (
+        2 * embed * (heads + kv_heads) + (2 + model.gated_mlp) * embed * model.active_mlp_dim
+    )
     scores = model.num_heads * model.page_shape.head_dim
-    return 1 + 2 * scores * max_model_len / parameters  # two operations for each parameter, four for each head dim
+    # two operations for each parameter, four for each head dim
+    return 1 + 2 * scores * max_model_len / parameters

@@ -3,17 +3,18 @@
 import ctypes
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from math import ceil, inf
 from pathlib import Path
 
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _ROOT = Path("/")
 _PART_OF_UNKNOWN = 3  # a third of all memory is taken where the free part is not known
-_MEMORY_FILES = {  # version: limits, usage, and a key of memory.stat: the part of the usage that can be given back
+# version: limits, usage, and a key of memory.stat: the part of the usage that can be given back
+_MEMORY_FILES = {
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
 }
@@ -35,15 +36,24 @@ def free_memory(root: Path = _ROOT) -> int:
 
 def num_processors(root: Path = _ROOT) -> int:
     """Processors that this process may use at once: those of its affinity, within the quotas of its control groups."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(_affinity()) or os.cpu_count() or 1
     quota = min((_quota(group, version) for version, group in _groups(root, "cpu")), default=inf)
-    return max(1, min(cores, ceil(quota))) if quota < inf else cores
+    if quota < inf:
+        return max(1, min(cores, ceil(quota)))
+    return cores
+
+
+def _affinity() -> Set[int]:
+    """The processors on which this process may run; empty on systems that do not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset()
+    return os.sched_getaffinity(0)
 
 
 def num_sockets(root: Path = _ROOT) -> int:
     """Sockets of the processors in the affinity of this process; 1 on systems that do not tell."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    files = [root / f"sys/devices/system/cpu/cpu{core}/topology/physical_package_id" for core in cores]
+    folders = [root / f"sys/devices/system/cpu/cpu{core}/topology" for core in _affinity()]
+    files = [folder / "physical_package_id" for folder in folders]
     return max(1, len({file.read_text(encoding="ascii") for file in files if file.exists()}))
 
 
@@ -67,7 +77,8 @@ def _available(root: Path) -> int:
     if (physical := _memory("SC_PHYS_PAGES")) is not None:
         part = physical // _PART_OF_UNKNOWN
         logger.info(
-            "this system does not report its free memory: %.1f GiB are taken as free, a third of all", part / 2**30
+            "this system does not report its free memory: %.1f GiB are taken as free, a third of all",
+            part / 2**30,
         )
         return part
     raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
@@ -79,7 +90,9 @@ def _memory(name: str) -> int | None:
         pages = os.sysconf(name)
     except (ValueError, OSError):
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else None
+    if pages > 0:
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
@@ -97,8 +110,9 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
             continue
         top = root / mount_point.lstrip("/")
         # A container may see its own group alone, mounted in the place of the outermost one.
-        inner = Path(path).relative_to(mount_root) if Path(path).is_relative_to(mount_root) else Path()
-        group = top / inner
+        group = top
+        if Path(path).is_relative_to(mount_root):
+            group = top / Path(path).relative_to(mount_root)
         while True:
             yield version, group
             if group == top:
@@ -122,8 +136,8 @@ def _left(group: Path, version: int) -> float:
         return inf
     used = _number(group / usage, default=0.0)
     stat = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
-    reclaimable = stat.get(cached, "0")
-    return max(0.0, limit - used + min(used, float(reclaimable) if reclaimable.isdecimal() else 0.0))
+    reclaimable = _float(stat.get(cached, ""), 0.0)
+    return max(0.0, limit - used + min(used, reclaimable))
 
 
 def _quota(group: Path, version: int) -> float:
@@ -131,18 +145,30 @@ def _quota(group: Path, version: int) -> float:
     if version == 2:
         quota, _, period = " ".join(_lines(group / "cpu.max")).partition(" ")
     else:
-        quota, period = (" ".join(_lines(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else inf
+        quota, period = (
+            " ".join(_lines(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period")
+        )
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        return int(quota) / int(period)
+    return inf
 
 
 def _number(path: Path, default: float = inf) -> float:
-    text = " ".join(_lines(path)).strip()
-    return float(text) if text.isdecimal() else default  # "max" is no number, and so is -1
+    return _float(" ".join(_lines(path)).strip(), default)
+
+
+def _float(text: str, default: float) -> float:
+    """The number of a text; the default for "max", -1 and others."""
+    if not text.isdecimal():
+        return default
+    return float(text)
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+        return [
+            line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line
+        ]
     except OSError:
         return []
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import jax
 
+from orca_jax.values.cache_spec import ceil_div
+
 _LARGE_PAGE = 2 << 20  # bytes
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux; Python 3.12 does not have the second one
 
@@ -30,17 +32,24 @@ def use_large_pages(arrays: Iterable[jax.Array]) -> threading.Thread | None:
     if sys.platform != "linux":
         return None
     parts = _whole_pages(arrays, _LARGE_PAGE)
-    thread = threading.Thread(target=_advise, args=(parts, _MADV_HUGEPAGE, _MADV_COLLAPSE), daemon=True)
+    thread = threading.Thread(
+        target=_advise, args=(parts, _MADV_HUGEPAGE, _MADV_COLLAPSE), daemon=True
+    )
     thread.start()
     return thread
 
 
 def _whole_pages(arrays: Iterable[jax.Array], page: int) -> list[tuple[int, int]]:
     """The first and the last address of the whole pages in each array; none for those without a whole page."""
-    shards = [shard.data for array in arrays for shard in jax.block_until_ready(array).addressable_shards]
-    starts = [(shard.unsafe_buffer_pointer(), shard.nbytes) for shard in shards]
-    parts = [(-(-start // page) * page, (start + size) // page * page) for start, size in starts]
-    return [(first, last) for first, last in parts if first < last]
+    parts: list[tuple[int, int]] = []
+    for array in arrays:
+        for shard in jax.block_until_ready(array).addressable_shards:
+            start = shard.data.unsafe_buffer_pointer()
+            first = ceil_div(start, page) * page
+            last = (start + shard.data.nbytes) // page * page
+            if first < last:
+                parts.append((first, last))
+    return parts
 
 
 def _advise(parts: Iterable[tuple[int, int]], *advices: int) -> None:

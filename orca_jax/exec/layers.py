@@ -16,8 +16,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.cache_spec import LayerGroup, pages_in_one, pool_shape
-from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_spec, group_shape
 from orca_jax.exec.pack import Batch, Layout
@@ -39,18 +37,26 @@ from orca_jax.model.lora.stacks import groups_of, stack_names
 from orca_jax.model.mixers.base import Attend
 from orca_jax.model.sharding import HEADS_SPEC, TENSOR_AXIS
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.cache_spec import LayerGroup, pages_in_one, pool_shape
+from orca_jax.values.config import ExecutorConfig, ModelConfig
+from orca_jax.values.platforms import platform_of
 
 Weights = Sequence[jax.Array]
 
 
 Forward = Callable[
-    [Weights, Caches, jax.Array | None, jax.Array | None, jax.Array], tuple[Caches, jax.Array | None, jax.Array]
+    [Weights, Caches, jax.Array | None, jax.Array | None, jax.Array],
+    tuple[Caches, jax.Array | None, jax.Array],
 ]
 """Caches and history stay on the device between iterations, donated from one to the next."""
 
 
 def make_forward(
-    structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, layout: Layout, mesh: Mesh
+    structure: Callable[[Weights], Decoder],
+    model: ModelConfig,
+    config: ExecutorConfig,
+    layout: Layout,
+    mesh: Mesh,
 ) -> Forward:
     """The program of one bucket: `(weights, caches, history, inputs, vector) -> (caches, history, hidden)`.
 
@@ -70,16 +76,23 @@ def make_forward(
     layers = make_layers(structure, model, config, mesh)
 
     def forward(
-        weights: Weights, caches: Caches, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
+        weights: Weights,
+        caches: Caches,
+        history: jax.Array | None,
+        inputs: jax.Array | None,
+        vector: jax.Array,
     ) -> tuple[Caches, jax.Array | None, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         is_first = inputs is None or inputs.ndim == 1
-        ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
-        caches, history, hidden = layers(weights, caches, history, batch, ids, None if is_first else inputs)
+        ids = batch.ids
+        if is_first and inputs is not None:
+            ids = first_ids(batch, inputs)
+        if is_first:
+            inputs = None
+        caches, history, hidden = layers(weights, caches, history, batch, ids, inputs)
         if history is not None:
-            hidden = jnp.pad(
-                hidden, ((0, sampler_width(config.num_rows + config.num_drafts) - layout.num_kept), (0, 0))
-            )
+            width = sampler_width(config.num_rows + config.num_drafts)
+            hidden = jnp.pad(hidden, ((0, width - layout.num_kept), (0, 0)))
         return caches, history, hidden
 
     return forward
@@ -125,10 +138,16 @@ def make_layers(
         mixing = CacheAccess(attend, model, mesh, batch.states, config.cache.num_states)
         options: dict[str, Any] = {"keep": keep}
         if batch.slot is not None:
-            groups, names = groups_of(model), stack_names(model)
-            weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
+            groups = groups_of(model)
+            names = stack_names(model)
+            weights, stacks = (
+                weights[: -len(names)],
+                dict(zip(names, weights[-len(names) :], strict=True)),
+            )
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
-        decoder, inputs = structure(weights), ids if inputs is None else inputs
+        decoder = structure(weights)
+        if inputs is None:
+            inputs = ids
         if decoder.is_packed:
             options["num_tokens"] = jnp.sum(batch.requests[0].query_len, dtype=jnp.int32)
         hidden, caches = decoder.run_layers(inputs, batch.positions, mixing, caches, **options)
@@ -137,7 +156,9 @@ def make_layers(
     return layers
 
 
-def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[PagePools]:
+def _make_attend(
+    batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh
+) -> Attend[PagePools]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     groups = config.cache.groups
     scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
@@ -179,8 +200,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         with jax.named_scope("attention"):
             out, new = split(group)(index, own, prepared, q, k, v, sinks, pages[group.pool])
         has_several = isinstance(layer, int) and len(groups) > 1
-        if (has_several or len(model.mixers) > 1) and device.platform == "cpu":
-            # XLA for CPUs copies the pages for each layer of one body, unless a layer ends before the next one writes.
+        if (has_several or len(model.mixers) > 1) and platform_of(device).copies_pools:
             out, new = jax.lax.optimization_barrier((out, new))
         return out, (*pages[: group.pool], new, *pages[group.pool + 1 :])
 
@@ -194,7 +214,8 @@ def _attention_of_group(
     groups = config.cache.groups
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
-    everywhere, by_head = PartitionSpec(), cache_spec(config.cache)[group.pool]
+    everywhere = PartitionSpec()
+    by_head = cache_spec(config.cache)[group.pool]
 
     def on_shard(
         index: Int[Array, ""],
@@ -207,16 +228,23 @@ def _attention_of_group(
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         scores = dataclasses.replace(scores, sinks=sinks)
-        num_blocks, parts = config.cache.num_blocks[group.pool], pages_in_one(group, groups)
+        num_blocks = config.cache.num_blocks[group.pool]
+        parts = pages_in_one(group, groups)
         is_stored = group.shape == pool_shape(groups, group.pool)
-        first, own = index * num_blocks, pages
+        first = index * num_blocks
+        own = pages
         if not is_stored:
             heads = group.shape.num_kv_heads // mesh.shape[TENSOR_AXIS]
-            first, own = index // parts * num_blocks * parts + index % parts, viewed(pages, heads, group.shape.head_dim)
+            first = index // parts * num_blocks * parts + index % parts
+            own = viewed(pages, heads, group.shape.head_dim)
         if k is None:
             return attend_pages(device, q, own, prepared, first, scores, implementation=name), pages
-        out, own = write_and_attend(device, q, k, v, own, prepared, first, scores, implementation=name)
-        return out, own if is_stored else like(own, pages)
+        out, own = write_and_attend(
+            device, q, k, v, own, prepared, first, scores, implementation=name
+        )
+        if not is_stored:
+            own = like(own, pages)
+        return out, own
 
     split: Callable[..., tuple[Array, KVPages]] = jax.shard_map(
         on_shard,
@@ -229,32 +257,37 @@ def _attention_of_group(
 
 
 def _prepared_by_layer(
-    batch: Batch, groups: Sequence[LayerGroup], prepare_group: Callable[[LayerGroup, RowArrays], Any]
+    batch: Batch,
+    groups: Sequence[LayerGroup],
+    prepare_group: Callable[[LayerGroup, RowArrays], Any],
 ) -> Callable[[int | Int[Array, ""]], tuple[LayerGroup, Int[Array, ""], Any]]:
     """Prepare the data of each group; returns a function to a layer's group, its index in it, and the group's data.
 
     For a traced layer, the data of several groups are stacked, with page tables as wide as the widest one. Their pages
     then have one shape and one pool, and the group is any of them.
     """
-    requests = [
-        each if (parts := pages_in_one(group, groups)) == 1 else each._replace(page_table=each.page_table * parts)
-        for group, each in zip(groups, batch.requests, strict=True)
-    ]
+    requests: list[RowArrays] = []
+    for group, rows in zip(groups, batch.requests, strict=True):
+        parts = pages_in_one(group, groups)
+        if parts > 1:
+            rows = rows._replace(page_table=rows.page_table * parts)
+        requests.append(rows)
     own = [prepare_group(*each) for each in zip(groups, requests, strict=True)]
-    places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+    places: dict[int, tuple[int, int]] = {}
+    for number, group in enumerate(groups):
+        places |= {layer: (number, index) for index, layer in enumerate(group.layers)}
     if len(groups) == 1 and groups[0].layers == tuple(range(len(places))):
         return lambda layer: (groups[0], jnp.int32(layer), own[0])
     # Layers without pages have a place too, which is not used.
-    every = range(max(places, default=-1) + 1)
-    group_of, index_of = (
-        jnp.asarray([places.get(layer, (0, 0))[part] for layer in every], jnp.int32) for part in (0, 1)
-    )
+    every = [places.get(layer, (0, 0)) for layer in range(max(places, default=-1) + 1)]
+    group_of = jnp.asarray([number for number, _ in every], jnp.int32)
+    index_of = jnp.asarray([index for _, index in every], jnp.int32)
     is_uniform = len({(group.shape, group.pool) for group in groups}) == 1
     width = max(each.page_table.shape[1] for each in requests)
-    wide = [
-        each._replace(page_table=jnp.pad(each.page_table, ((0, 0), (0, width - each.page_table.shape[1]))))
-        for each in requests
-    ]
+    wide = []
+    for rows in requests:
+        missing = width - rows.page_table.shape[1]
+        wide.append(rows._replace(page_table=jnp.pad(rows.page_table, ((0, 0), (0, missing)))))
     stacked = None
     if is_uniform:
         stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *map(prepare_group, groups, wide))
@@ -265,14 +298,17 @@ def _prepared_by_layer(
             return groups[number], jnp.int32(index), own[number]
         assert is_uniform, "layers with pages of several shapes must be unrolled"
         prepared = jax.tree.map(
-            lambda each: jax.lax.dynamic_index_in_dim(each, group_of[layer], keepdims=False), stacked
+            lambda each: jax.lax.dynamic_index_in_dim(each, group_of[layer], keepdims=False),
+            stacked,
         )
         return groups[0], index_of[layer], prepared
 
     return of_layer
 
 
-def window_of_layer(windows: Sequence[int | None], layer: int | Int[Array, ""]) -> int | Int[Array, ""] | None:
+def window_of_layer(
+    windows: Sequence[int | None], layer: int | Int[Array, ""]
+) -> int | Int[Array, ""] | None:
     """The window of a layer.
 
     It is a constant if all windows are equal or the layer is an integer. Otherwise it is a traced scalar, so that one
@@ -282,7 +318,8 @@ def window_of_layer(windows: Sequence[int | None], layer: int | Int[Array, ""]) 
         return windows[0]
     if isinstance(layer, int):
         return windows[layer]
-    return jnp.asarray([NO_WINDOW if window is None else window for window in windows], jnp.int32)[layer]
+    numbers = [NO_WINDOW if window is None else window for window in windows]
+    return jnp.asarray(numbers, jnp.int32)[layer]
 
 
 def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> BackendChoice:
@@ -293,7 +330,9 @@ def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) ->
     """
     device = mesh.devices.flat[0]
     shapes = _on_one_device(config.buckets[-1], model, config, mesh, config.cache.groups[0])
-    return explain_choice(device, *shapes, config.attention_implementation, has_library=config.has_library)
+    return explain_choice(
+        device, *shapes, config.attention_implementation, has_library=config.has_library
+    )
 
 
 def _on_one_device(
@@ -304,8 +343,12 @@ def _on_one_device(
     def shard(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(x.shape), x.dtype)
 
-    q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, group.shape.head_dim), jnp.dtype(config.dtype))
-    pages: KVPages = jax.tree.map(shard, group_shape(config.cache, group), cache_spec(config.cache)[group.pool])
+    q = jax.ShapeDtypeStruct(
+        (num_tokens, model.num_heads, group.shape.head_dim), jnp.dtype(config.dtype)
+    )
+    pages: KVPages = jax.tree.map(
+        shard, group_shape(config.cache, group), cache_spec(config.cache)[group.pool]
+    )
     return shard(q, HEADS_SPEC), pages
 
 

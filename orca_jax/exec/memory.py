@@ -10,10 +10,12 @@ from collections.abc import Mapping
 
 import jax
 
-from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import Platform
 
-_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second name is deprecated
+# the second name is deprecated
+_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _THREADS = ("PJRT_NPROC", "NPROC")  # of XLA, which takes the first one that is set
 _DEFAULT = 0.75  # of JAX
 
@@ -48,21 +50,23 @@ def limit_threads(devices: int = 1) -> None:
         os.environ[_THREADS[0]] = str(max(num_processors(), devices))
 
 
-def usable_bytes(stats: Mapping[str, int] | None, platform: str, utilization: float) -> int:
+def usable_bytes(stats: Mapping[str, int] | None, platform: Platform, utilization: float) -> int:
     """Bytes of one accelerator that this process may use, those in use included.
 
     Args:
         stats: the memory statistics of the device, from JAX.
-        platform: the platform of the device; only GPUs are shared with other processes.
+        platform: of the device.
         utilization: share of the whole memory. On GPUs the share taken by JAX is a second limit.
 
     Raises:
         ConfigError: JAX does not know the size of the memory.
     """
     if not stats or "bytes_limit" not in stats:
-        raise ConfigError("JAX does not report the size of this device's memory; set num_pages", param="num_pages")
+        raise ConfigError(
+            "JAX does not report the size of this device's memory; set num_pages", param="num_pages"
+        )
     limit = stats["bytes_limit"]
-    if platform != "gpu":
+    if not platform.shares_memory:
         return int(limit * utilization)
     taken = next((float(value) for name in _VARIABLES if (value := os.environ.get(name))), _DEFAULT)
     return min(limit, int(limit / taken * utilization))

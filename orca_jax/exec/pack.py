@@ -21,7 +21,8 @@ from orca_jax.exec.buckets import Segment, sampler_width
 from orca_jax.exec.rows import RowTable
 from orca_jax.kernels.ragged_attention import RowArrays
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.step import Member
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.step import Member
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,10 @@ class VectorLayout:
         start = 0
         for name, shape in self.shapes.items():
             part = vector[start : start + math.prod(shape)].reshape(shape)
-            out[name] = part.view(np.float32) if name in self.floats else part
             start += part.size
+            if name in self.floats:
+                part = part.view(np.float32)
+            out[name] = part
         return out
 
     def unpack(self, vector: Int32[Array, " N"]) -> dict[str, Array]:
@@ -58,7 +61,9 @@ class VectorLayout:
         for name, shape in self.shapes.items():
             part = lax.slice_in_dim(vector, start, start + math.prod(shape)).reshape(shape)
             start += part.size
-            out[name] = lax.bitcast_convert_type(part, jnp.float32) if name in self.floats else part
+            if name in self.floats:
+                part = lax.bitcast_convert_type(part, jnp.float32)
+            out[name] = part
         return out
 
 
@@ -127,7 +132,9 @@ class Layout:
         """The page tables in the order of the groups."""
         counts = [(window, len(list(groups))) for window, groups in groupby(self.windows)]
         return tuple(
-            GroupTables(f"page_table_{index}" if index else "page_table", *each, self._width(each[0]))
+            GroupTables(
+                f"page_table_{index}" if index else "page_table", *each, self._width(each[0])
+            )
             for index, each in enumerate(counts)
         )
 
@@ -135,21 +142,26 @@ class Layout:
         """Pages that the tokens of a row in one launch need at most."""
         if window is None:
             return self.num_pages
-        return min(self.num_pages, -(-(window + self.num_tokens - 2) // self.page_size) + 1)
+        return min(self.num_pages, ceil_div(window + self.num_tokens - 2, self.page_size) + 1)
 
     @cached_property
     def vector(self) -> VectorLayout:
         """The arrays in their order."""
-        names = ("ids", "on_device", "token_row", "positions", *(("slot",) if self.has_slots else ()))
+        names = ["ids", "on_device", "token_row", "positions"]
+        if self.has_slots:
+            names.append("slot")
+        rows = ["query_start", "query_len", "context_len"]
+        if self.has_states:
+            rows += ["source", "target"]
         per_token = dict.fromkeys(names, (self.num_tokens,))
-        rows = ("query_start", "query_len", "context_len", *(("source", "target") if self.has_states else ()))
         per_row = dict.fromkeys(rows, (self.num_rows,))
         others: dict[str, tuple[int, ...]] = {}
         for each in self.tables:
             if each.window is not None:
                 others[each.first_page] = (self.num_rows,)
-            table = self.num_rows, each.width
-            others[each.name] = (each.num_groups, *table) if each.num_groups > 1 else table
+            others[each.name] = (self.num_rows, each.width)
+            if each.num_groups > 1:
+                others[each.name] = (each.num_groups, self.num_rows, each.width)
         return VectorLayout({**per_token, **per_row, **others, "kept_token": (self.num_kept,)})
 
     @property
@@ -176,7 +188,8 @@ class Layout:
             row: the row of each request in the launch.
             first: position of its first token there.
         """
-        used, begin = len(row), 0
+        used = len(row)
+        begin = 0
         for each in self.tables:
             own = blocks[begin : begin + each.num_groups]
             begin += each.num_groups
@@ -193,16 +206,23 @@ class Layout:
         """The arrays of a device vector; traced."""
         out = self.vector.unpack(vector)
         out["on_device"] = out["on_device"] != 0
-        start, size, context = (out.pop(name) for name in ("query_start", "query_len", "context_len"))
+        start, size, context = (
+            out.pop(name) for name in ("query_start", "query_len", "context_len")
+        )
         states = None
         if self.has_states:
-            source, target = out.pop("source"), out.pop("target")
+            source = out.pop("source")
+            target = out.pop("target")
             states = StateRows(start, size, jnp.maximum(source, 0), target, source < 0)
         requests: list[RowArrays] = []
         for each in self.tables:
             table = out.pop(each.name)
-            length = context if each.window is None else context - self.page_size * out.pop(each.first_page)
-            parts = [table] if each.num_groups == 1 else [table[index] for index in range(each.num_groups)]
+            length = context
+            if each.window is not None:
+                length = context - self.page_size * out.pop(each.first_page)
+            parts = [table]
+            if each.num_groups > 1:
+                parts = [table[index] for index in range(each.num_groups)]
             requests += [RowArrays(part, start, size, length) for part in parts]
         return Batch(requests=tuple(requests), states=states, **out)
 
@@ -223,7 +243,8 @@ class Kept(NamedTuple):
     members: list[int]  # index in the plan
     targets: list[int | None]  # the following id, to be scored; None: the next token is drawn
     row: NDArray[np.int32]  # R if no token is drawn
-    last_row: NDArray[np.int32]  # the row with the drawn token as its last one; R: the host decides about it
+    # the row with the drawn token as its last one; R: the host decides about it
+    last_row: NDArray[np.int32]
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
     pooled: Sequence[PooledTokens] = ()  # after those for the sampler
 
@@ -244,13 +265,17 @@ def pack(
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     used = len(segments)
-    index, offset, count = np.fromiter(chain.from_iterable(segments), np.int32, 3 * used).reshape(used, 3).T
+    index, offset, count = (
+        np.fromiter(chain.from_iterable(segments), np.int32, 3 * used).reshape(used, 3).T
+    )
     own = [members[each] for each in index.tolist()]
     row = np.array([member.row for member in own], np.int32)
     first = np.array([member.start for member in own], np.int32) + offset
-    num_left = np.array([member.num_tokens for member in own], np.int32) - offset  # from the segment on
+    # from the segment on
+    num_left = np.array([member.num_tokens for member in own], np.int32) - offset
     end = np.cumsum(count, dtype=np.int32)
-    start, total = end - count, int(end[-1])
+    start = end - count
+    total = int(end[-1])
 
     # Tokens.
     is_waiting = np.array([member.last_on_device for member in own]) & (count == num_left)
@@ -259,13 +284,16 @@ def pack(
     is_known[waiting] = False
     view["ids"][:total][is_known] = _ids(own, segments)
     view["on_device"][waiting] = 1
-    view["token_row"][:total], view["token_row"][total:] = np.repeat(row, count), layout.num_rows
+    view["token_row"][:total] = np.repeat(row, count)
+    view["token_row"][total:] = layout.num_rows
     if layout.has_slots:
         view["slot"][:total] = np.repeat(rows.slot[row], count)
     view["positions"][:total] = np.arange(total, dtype=np.int32) + np.repeat(first - start, count)
 
     # Requests.
-    view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count
+    view["query_start"][:used] = start
+    view["query_len"][:used] = count
+    view["context_len"][:used] = first + count
     layout.write_blocks(view, rows.blocks, row, first)
     if layout.has_states:
         view["source"][:used], view["target"][:used] = _states(own, segments)
@@ -279,7 +307,9 @@ def pack(
     last_row = np.where(is_open[owner], np.int32(layout.num_rows), kept_row)
     kept = Kept(index[owner].tolist(), targets, kept_row, last_row, view["positions"][token] + 1)
     if any([member.pools for member in own]):
-        kept = kept._replace(pooled=_keep_pooled(own, segments, start.tolist(), view["kept_token"], len(token)))
+        kept = kept._replace(
+            pooled=_keep_pooled(own, segments, start.tolist(), view["kept_token"], len(token))
+        )
     return vector, kept
 
 
@@ -337,12 +367,17 @@ def _kept(
     num_drafts = np.array([member.num_drafts for member in own], np.int32)
     is_sampling = np.array([member.is_sampling for member in own])
     num_drawn = np.where(is_sampling, np.clip(count - num_left + 1 + num_drafts, 0, count), 0)
-    scored = [member.targets[at : at + size] for member, (_, at, size) in zip(own, segments, strict=True)]
+    scored = [
+        member.targets[at : at + size] for member, (_, at, size) in zip(own, segments, strict=True)
+    ]
     num_scored = np.array([len(each) for each in scored], np.int32)
     num_kept = num_scored + num_drawn
     owner = np.repeat(np.arange(len(own)), num_kept)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(num_kept) - num_kept, num_kept)  # among those of its segment
-    token = place + np.where(place < num_scored[owner], (end - count)[owner], (end - num_kept)[owner])
+    # among those of its segment
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(num_kept) - num_kept, num_kept)
+    token = place + np.where(
+        place < num_scored[owner], (end - count)[owner], (end - num_kept)[owner]
+    )
     targets: list[int | None] = []
     for each, number in zip(scored, num_drawn.tolist(), strict=True):
         targets += each

@@ -5,7 +5,7 @@ them. A store finds them by everything that they follow from: the code of this p
 settings of JAX and XLA, the devices, and the shapes. If any of these changes, nothing is found, and the programs are
 compiled as before.
 
-A stored program is machine code within a pickle, so its file must be whole and this user's (`cache_files.py`).
+A stored program is machine code within a pickle, so its file must be whole and this user's (`helpers/cache_files.py`).
 """
 
 import contextlib
@@ -23,15 +23,21 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from orca_jax.bundled import code_digest
-from orca_jax.cache_files import read_file, write_file
-from orca_jax.processor import all_cpu_flags, cpu_name
+from orca_jax.helpers.bundled import code_digest
+from orca_jax.helpers.cache_files import read_file, write_file
+from orca_jax.helpers.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = "executables"  # in the directory of JAX's cache
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_num_cpu_devices", "jax_log", "jax_explain")
+_UNRELATED = (
+    "jax_compilation_cache",
+    "jax_persistent_cache",
+    "jax_num_cpu_devices",
+    "jax_log",
+    "jax_explain",
+)
 
 
 class ProgramStore:
@@ -58,12 +64,21 @@ class ProgramStore:
         try:
             payload, in_tree, out_tree = pickle.loads(zlib.decompress(read_file(path)))
             return serialize_executable.deserialize_and_load(
-                payload, in_tree, out_tree, backend=self._devices[0].client, execution_devices=self._devices
+                payload,
+                in_tree,
+                out_tree,
+                backend=self._devices[0].client,
+                execution_devices=self._devices,
             )
         except FileNotFoundError:
             return None
-        except Exception as error:  # a damaged file, one of others, or one that this version of XLA cannot read
-            logger.warning("the program %s cannot be loaded (%s); it is compiled again", path, _first_line(error))
+        # a damaged file, one of others, or one that this version of XLA cannot read
+        except Exception as error:
+            logger.warning(
+                "the program %s cannot be loaded (%s); it is compiled again",
+                path,
+                _first_line(error),
+            )
             return None
 
     def save(self, name: str, program: jax.stages.Compiled) -> None:
@@ -80,7 +95,9 @@ class ProgramStore:
     def read(self, name: str) -> bytes | None:
         """What `write` kept beside the programs, or None."""
         try:
-            return None if self._folder is None else read_file(self._path(self._folder, name))
+            if self._folder is None:
+                return None
+            return read_file(self._path(self._folder, name))
         except (OSError, ValueError):  # absent or damaged
             return None
 
@@ -97,7 +114,9 @@ class ProgramStore:
 
 def _surroundings(mesh: Mesh) -> tuple[Any, ...]:
     """Everything outside this package that a program depends on."""
-    settings = {name: value for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)}
+    settings = {
+        name: value for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)
+    }
     device = mesh.devices.flat[0]
     return (
         [version(library) for library in ("jax", "jaxlib", "flax")] + [platform.python_version()],
@@ -117,7 +136,9 @@ def name_suffix() -> str:
     A program from JAX's cache cannot be stored, so with those of earlier versions no later start would be quicker.
     """
     code = code_digest()
-    return "" if code is None else f"_{code[:16]}"
+    if code is None:
+        return ""
+    return f"_{code[:16]}"
 
 
 def _first_line(error: Exception) -> str:

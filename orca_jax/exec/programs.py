@@ -7,6 +7,7 @@ stage has a program of its layers, and the last one has the samplers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -15,8 +16,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from orca_jax.cache_spec import LayerGroup, of_stage
-from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_caches, allocate_zeros, caches_shape, caches_spec
 from orca_jax.exec.compile import Options, compile_all, compiler_options
@@ -35,12 +34,15 @@ from orca_jax.exec.sampling.programs import (
     plain_kinds,
 )
 from orca_jax.exec.states import Caches
+from orca_jax.helpers.console import Progress
 from orca_jax.kernels.kv_pages import KVPages, copy_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
 from orca_jax.model.stages import of_span
 from orca_jax.model.transformer import Decoder
-from orca_jax.progress import Progress
-from orca_jax.startup import StartTimes
+from orca_jax.values.cache_spec import LayerGroup, ceil_div, of_stage
+from orca_jax.values.config import ExecutorConfig
+from orca_jax.values.platforms import Platform, platform_of
+from orca_jax.values.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("adapted", bucket), ("full", width),
@@ -52,7 +54,8 @@ class DeviceState(NamedTuple):
     """Arrays staying on the device between iterations, donated from program to program."""
 
     caches: Caches  # of the layers of a stage
-    history: jax.Array | None  # [R, L] ids of each row's context by position, for penalties; only of the last stage
+    # [R, L] ids of each row's context by position, for penalties; only of the last stage
+    history: jax.Array | None
     last_token: jax.Array | None  # [R]; only of the last stage
 
 
@@ -66,8 +69,8 @@ class Programs:
         config: shapes.
         mesh: the mesh of the stage.
         greedy_only: see `JaxExecutor`.
-        first: on a CPU the programs of larger buckets are not compiled, unless an earlier start measured these; None
-            for all buckets. See `later`.
+        largest: the largest bucket whose programs a start on a CPU compiles; None for all buckets. Those of larger
+            ones wait in `later`, unless an earlier start measured them.
 
     Attributes:
         span: the layers of the stage.
@@ -89,12 +92,14 @@ class Programs:
         mesh: Mesh,
         *,
         greedy_only: bool = False,
-        first: int | None = None,
+        largest: int | None = None,
     ) -> None:
-        self._first = config.buckets[-1] if first is None else first
+        self._largest = largest or config.buckets[-1]
         self.span = span = decoder.span
-        self.is_first, self.is_last = span.is_first, span.is_last
-        self._is_switched, self.skips_padding = decoder.is_switched, decoder.is_packed
+        self.is_first = span.is_first
+        self.is_last = span.is_last
+        self._is_switched = decoder.is_switched
+        self.skips_padding = decoder.is_packed
         self._suffix = name_suffix()
         self._model = of_span(decoder.config, span)
         groups = of_stage(config.cache.groups, span.start, span.stop)
@@ -102,11 +107,12 @@ class Programs:
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._structure, weights = flatten_module(decoder)
-        self.weights, self.unembedding = _shapes(weights), list[jax.ShapeDtypeStruct]()
+        self.weights = _shapes(weights)
+        self.unembedding = list[jax.ShapeDtypeStruct]()
         layout = Layout(
             num_tokens=config.buckets[-1],
             num_rows=config.num_rows,
-            num_pages=-(-config.max_model_len // config.cache.page_size),
+            num_pages=ceil_div(config.max_model_len, config.cache.page_size),
             num_drafts=config.num_drafts,
             windows=tuple(group.window for group in groups),
             page_size=config.cache.page_size,
@@ -116,17 +122,23 @@ class Programs:
         self.adapted_layouts: dict[int, Layout] = {}
         self._stacks: dict[str, jax.ShapeDtypeStruct] = {}
         if config.lora is not None:
-            self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
+            self.adapted_layouts = {
+                size: replace(each, has_slots=True) for size, each in self.layouts.items()
+            }
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
         can_skip = self.is_last and decoder.unembedding.can_skip
         self.widths = sampler_widths(config.num_rows + config.num_drafts, can_skip=can_skip)
         # The full sampler draws no proposals, or as few as fit.
         most = sampler_width(config.num_rows)
         self.full_widths: tuple[int, ...] = (most,) if can_skip else (self.widths[0], most)
-        self.kinds = plain_kinds(mesh.devices.flat[0].platform)
+        self.kinds = plain_kinds(platform_of(mesh.devices.flat[0]))
         if greedy_only:
-            self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)
-        self.draws_layouts = {width: draws_layout(width) for width in {*self.widths, *self.full_widths}}
+            self.widths = self.widths[-1:]
+            self.full_widths = ()
+            self.kinds = ("greedy",)
+        self.draws_layouts = {
+            width: draws_layout(width) for width in {*self.widths, *self.full_widths}
+        }
         self.extras_layouts = {width: extras_layout(width) for width in self.full_widths}
         self.num_columns = 0
         if self.is_last:
@@ -162,9 +174,9 @@ class Programs:
         )
 
     @property
-    def platform(self) -> str:
+    def platform(self) -> Platform:
         """The platform of the devices."""
-        return str(self._mesh.devices.flat[0].platform)
+        return platform_of(self._mesh.devices.flat[0])
 
     def compile(
         self, progress: Progress, times: StartTimes, *, later: bool = False
@@ -178,12 +190,14 @@ class Programs:
 
         A GPU or TPU has start-up work in the first runs. Processes that share a model have to run the same.
         """
-        return LaunchTimes.from_bytes(self.store.read(_times_name())) if self.may_skip_runs else None
+        if not self.may_skip_runs:
+            return None
+        return LaunchTimes.from_bytes(self.store.read(_times_name()))
 
     @property
     def may_skip_runs(self) -> bool:
         """True if no program has to run before the first request."""
-        return self.platform == "cpu" and self.is_local
+        return self.platform.is_host and self.is_local
 
     def keep_times(self, measured: LaunchTimes) -> None:
         """Keep times for `known_times` of later starts."""
@@ -192,56 +206,84 @@ class Programs:
     @cached_property
     def later(self) -> tuple[int, ...]:
         """Buckets whose programs are needed only if launches of the smaller ones are quick."""
-        largest = self._first if self.known_times is None else max(self._first, self.known_times.largest)
-        return tuple(bucket for bucket in self._config.buckets if bucket > largest) if self.may_skip_runs else ()
+        if not self.may_skip_runs:
+            return ()
+        largest = self._largest
+        if self.known_times is not None:
+            largest = max(largest, self.known_times.largest)
+        return tuple(bucket for bucket in self._config.buckets if bucket > largest)
 
     @property
     def _options(self) -> Options:
         device = self._mesh.devices.flat[0]
-        return compiler_options(device.platform, device.device_kind, has_library=self._config.has_library)
+        return compiler_options(
+            self.platform, device.device_kind, has_library=self._config.has_library
+        )
 
     @cached_property
     def store(self) -> ProgramStore:
         """The programs on disk, with their measured times."""
-        config, options = self._config, self._options
+        config = self._config
+        options = self._options
         # Neither the directory nor the reaction to late compiles changes a program.
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
-        facts = self._model, self.span, shapes, self._is_switched, weights, self.widths, sorted(options.items())
+        facts = (
+            self._model,
+            self.span,
+            shapes,
+            self._is_switched,
+            weights,
+            self.widths,
+            sorted(options.items()),
+        )
         # A user's code may depend on anything, so only JAX's cache has its programs: it goes by the lowered code.
         directory = config.compile_cache if self._model.decoder is None else None
         return ProgramStore(directory, self._mesh, facts)
 
-    def lowerings(self, *, later: bool = False) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
+    def lowerings(
+        self, *, later: bool = False
+    ) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
         """The functions to trace and lower each program, those that take longest to compile first.
 
         They are those of `later`, or all others.
         """
-        config, state = self._config, self._state()
-        lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
-        for width in self.full_widths if self.is_last and not later else ():
-            lower["full", width] = partial(self._lower_sampler, "full", width, state)
+        config = self._config
+        state = self._state()
+        layers: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
         buckets = [bucket for bucket in config.buckets if (bucket in self.later) == later]
         for bucket in buckets:
-            lower["layers", bucket] = partial(self._lower_layers, bucket, state)
-        for bucket in buckets if self.adapted_layouts else ():
-            lower["adapted", bucket] = partial(self._lower_adapted, bucket, state)
+            layers["layers", bucket] = partial(self._lower_layers, bucket, state)
+        if self.adapted_layouts:
+            for bucket in buckets:
+                layers["adapted", bucket] = partial(self._lower_adapted, bucket, state)
         if later:
-            return lower
-        for width in self.widths if self.is_last else ():
-            lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
+            return layers
+        lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
+        sample = partial(partial, self._lower_sampler)
+        if self.is_last:
+            lower |= {("full", width): sample("full", width, state) for width in self.full_widths}
+        lower |= layers
+        if self.is_last:
+            for width, kind in product(self.widths, self.kinds):
+                lower[kind, width] = sample(kind, width, state)
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
         if config.copies_blocks:
             pools = range(len(state.caches.pages))
-            lower |= {("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in pools}
+            lower |= {
+                ("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in pools
+            }
         return lower
 
     def _state(self) -> DeviceState:
         """The shapes of the state."""
         config = self._config
-        shape, spec = caches_shape(config, self._model), caches_spec(config, self._model)
-        caches: Caches = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
+        shape = caches_shape(config, self._model)
+        spec = caches_spec(config, self._model)
+        caches: Caches = jax.tree.map(
+            lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec
+        )
         if not self.is_last:
             return DeviceState(caches, None, None)
         sizes = (config.num_rows, config.max_model_len), (config.num_rows,)
@@ -252,7 +294,9 @@ class Programs:
         """The state before the first launch, without waiting for the devices."""
         caches = allocate_caches(self._config, self._model, self._mesh)
         others = self._state()[1:]
-        return DeviceState(caches, *(allocate_zeros(others, self._mesh) if self.is_last else others))
+        if self.is_last:
+            others = allocate_zeros(others, self._mesh)
+        return DeviceState(caches, *others)
 
     @property
     def stack_names(self) -> Sequence[str]:
@@ -263,7 +307,9 @@ class Programs:
         """The adapters of all slots, before the first one is written."""
         shardings = {name: each.sharding for name, each in self._stacks.items()}
         create = jax.jit(
-            lambda: {name: jnp.zeros(each.shape, each.dtype) for name, each in self._stacks.items()},
+            lambda: {
+                name: jnp.zeros(each.shape, each.dtype) for name, each in self._stacks.items()
+            },
             out_shardings=shardings,
         )
         stacks: Stacks = create()
@@ -298,30 +344,44 @@ class Programs:
         return program.lower(self._stacks, self._abstract((1,)), values)
 
     def _lower_copy(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
-        num_blocks, pages = self._config.cache.num_blocks[pool], state.caches.pages[pool]
+        num_blocks = self._config.cache.num_blocks[pool]
+        pages = state.caches.pages[pool]
 
         def copied(pages: KVPages, blocks: jax.Array) -> KVPages:
             return copy_blocks(pages, blocks, num_blocks)
 
-        program = jax.jit(self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(pages))
+        program = jax.jit(
+            self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(pages)
+        )
         return program.lower(pages, self._abstract((self.num_copies(pool), 2)))
 
     def _lower_forward(
         self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState
     ) -> jax.stages.Lowered:
-        is_between = not self.is_first and not self.is_last  # its result has the shape of its input
+        donated = [1, 2]
+        if not self.is_first and not self.is_last:  # its result has the shape of its input
+            donated.append(3)
         program = jax.jit(
-            self._named(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
-            donate_argnums=(1, 2, 3) if is_between else (1, 2),
+            self._named(
+                make_forward(self._structure, self._model, self._config, layout, self._mesh)
+            ),
+            donate_argnums=tuple(donated),
             out_shardings=(self._sharding_of(state.caches), self._replicated, self._replicated),
         )
-        shape = layout.num_tokens, self._model.embed_dim
-        hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
-        inputs = state.last_token if self.is_first else hidden
-        return program.lower(weights, state.caches, state.history, inputs, self._abstract((layout.size,)))
+        inputs: Any = state.last_token
+        if not self.is_first:
+            shape = layout.num_tokens, self._model.embed_dim
+            inputs = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
+        return program.lower(
+            weights, state.caches, state.history, inputs, self._abstract((layout.size,))
+        )
 
-    def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
-        make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
+    def _lower_sampler(
+        self, name: Kind | Literal["full"], width: int, state: DeviceState
+    ) -> jax.stages.Lowered:
+        make: Callable[..., Callable[..., Any]] = make_full_sampler
+        if name != "full":
+            make = partial(make_plain_sampler, kind=name)
         sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)
         program = jax.jit(self._named(sampler), donate_argnums=1, out_shardings=self._replicated)
         shape = self.widths[-1], self._model.embed_dim
@@ -330,7 +390,8 @@ class Programs:
         plain = self.unembedding, state.last_token, hidden, draws
         if name != "full":
             return program.lower(*plain)
-        extras, mask = self.extras_layouts[width].size, (width, self.num_columns // WORD)
+        extras = self.extras_layouts[width].size
+        mask = (width, self.num_columns // WORD)
         return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
 
     def _named[F: Callable[..., Any]](self, function: F) -> F:
@@ -368,7 +429,7 @@ def compile_stages(
 
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
     """The shapes, with the order of axes in memory where it may be another one than usual (`keep_order`)."""
-    is_chosen = bool(arrays) and next(iter(arrays[0].sharding.device_set)).platform == "tpu"
+    is_chosen = bool(arrays) and platform_of(next(iter(arrays[0].sharding.device_set))).has_tiles
     return [_sharded(each, getattr(each, "format" if is_chosen else "sharding")) for each in arrays]
 
 

@@ -1,7 +1,8 @@
 """Results in flight on the device: idle time between them, and their conversion to a `StepResult`."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -13,8 +14,8 @@ from orca_jax.exec.pack import Kept
 from orca_jax.exec.rows import VectorSums
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.step import Member, MemberResult, StepPlan, StepResult
+from orca_jax.values.request import TokenLogprobs, TokenSet
+from orca_jax.values.step import Member, MemberResult, StepPlan, StepResult
 
 
 @runtime_checkable
@@ -36,13 +37,16 @@ class Launch:
 
     kept: Kept
     hidden: jax.Array
-    num_top: list[int | None]  # log probabilities to report for the row of each kept token; None: not requested
+    # log probabilities to report for the row of each kept token; None: not requested
+    num_top: list[int | None]
     drawn: Drawn | None = None  # None: no token is kept, or the sampler waits for the allowed ids
 
     @property
     def newest(self) -> Pending:
         """The array computed last. When it is ready, the launch is done."""
-        return cast(Pending, self.hidden if self.drawn is None else self.drawn.tokens)
+        if self.drawn is None:
+            return cast(Pending, self.hidden)
+        return cast(Pending, self.drawn.tokens)
 
     @classmethod
     def of_nothing(cls, hidden: jax.Array) -> "Launch":
@@ -53,7 +57,9 @@ class Launch:
     def is_constrained(self, plan: StepPlan) -> bool:
         """True if a token is drawn here for a constrained member."""
         drawing = zip(self.kept.members, self.kept.targets, strict=True)
-        return any(target is None and plan.members[index].is_constrained for index, target in drawing)
+        return any(
+            target is None and plan.members[index].is_constrained for index, target in drawing
+        )
 
     def masks(self, sets: Mapping[int, TokenSet]) -> list[TokenSet | None]:
         """The allowed ids after each kept token, from the sets of the plan's members."""
@@ -61,19 +67,22 @@ class Launch:
         return [sets.get(index) if target is None else None for index, target in drawing]
 
 
+type _Draw = tuple[int, bool, TokenLogprobs | None]
+"""A drawn id, True if its logits were finite, and its log probabilities if they were requested."""
+
+
 def read_results(
-    plan: StepPlan,
-    launches: Sequence[Launch],
-    vocab_size: int,
-    sums: VectorSums | None = None,
+    plan: StepPlan, launches: Sequence[Launch], vocab_size: int, sums: VectorSums | None = None
 ) -> StepResult:
     """Wait for the device and put results in the plan's order.
 
     `sums` takes the hidden vectors of members that pool them.
     """
     pooled: dict[int, tuple[bytes, bool]] = {}
-    drawn: dict[int, list[tuple[int, bool, TokenLogprobs | None]]] = {}
-    scores: dict[int, list[TokenLogprobs]] = {i: [] for i, member in enumerate(plan.members) if member.targets}
+    drawn: defaultdict[int, list[_Draw]] = defaultdict(list)
+    scores: dict[int, list[TokenLogprobs]] = {
+        i: [] for i, member in enumerate(plan.members) if member.targets
+    }
     for launch in launches:
         if launch.kept.pooled:
             assert sums is not None, "embeddings need sums"
@@ -81,32 +90,54 @@ def read_results(
         if launch.drawn is None:
             jax.block_until_ready(launch.hidden)  # keep the host from running ahead of the device
             continue
-        tokens, finite = np.asarray(launch.drawn.tokens).tolist(), np.asarray(launch.drawn.finite).tolist()
         reader = _reader(launch, vocab_size)
-        if reader is None:
-            for index, *draw in zip(launch.kept.members, tokens, finite, strict=False):  # places after them are unused
-                drawn.setdefault(index, []).append((*draw, None))
-            continue
-        for place, (index, target) in enumerate(zip(launch.kept.members, launch.kept.targets, strict=True)):
-            if target is not None:
-                scores[index].append(reader.read(place, plan.members[index].num_top_targets))
-                continue
-            num_top = launch.num_top[place]
-            logprobs = None if num_top is None else reader.read(place, num_top)
-            drawn.setdefault(index, []).append((tokens[place], finite[place], logprobs))
+        if reader is not None:
+            _read_scores(plan, launch, reader, scores)
+        for index, draw in _draws(launch, launch.drawn, reader):
+            drawn[index].append(draw)
     results = []
     for index, member in enumerate(plan.members):
         scored = scores.get(index, ())
         if not member.is_sampling:
             vector, is_finite = pooled.get(index, (None, True))
             results.append(MemberResult(is_finite=is_finite, scores=scored, pooled=vector))
-            continue
-        if member.num_drafts:
+        elif member.num_drafts:
             results.append(_verified(member, drawn[index]))
-            continue
-        [(token, is_finite, logprobs)] = drawn[index]
-        results.append(MemberResult((token,), is_finite, logprobs, scored))
+        else:
+            [(token, is_finite, logprobs)] = drawn[index]
+            results.append(MemberResult((token,), is_finite, logprobs, scored))
     return StepResult(plan.iteration, results)
+
+
+def _read_scores(
+    plan: StepPlan, launch: Launch, reader: LogprobReader, scores: Mapping[int, list[TokenLogprobs]]
+) -> None:
+    """Add the log probabilities of the targets of a launch to the scores of their members."""
+    places = zip(launch.kept.members, launch.kept.targets, strict=True)
+    for place, (index, target) in enumerate(places):
+        if target is not None:
+            scores[index].append(reader.read(place, plan.members[index].num_top_targets))
+
+
+def _draws(
+    launch: Launch, drawn: Drawn, reader: LogprobReader | None
+) -> Iterator[tuple[int, _Draw]]:
+    """The drawn tokens of a launch, each after the index of its member."""
+    tokens = np.asarray(drawn.tokens).tolist()
+    finite = np.asarray(drawn.finite).tolist()
+    if reader is None:
+        # Places after the kept tokens are unused.
+        for index, token, is_finite in zip(launch.kept.members, tokens, finite, strict=False):
+            yield index, (token, is_finite, None)
+        return
+    for place, index in enumerate(launch.kept.members):
+        if launch.kept.targets[place] is not None:
+            continue
+        logprobs = None
+        num_top = launch.num_top[place]
+        if num_top is not None:
+            logprobs = reader.read(place, num_top)
+        yield index, (tokens[place], finite[place], logprobs)
 
 
 def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[bytes, bool]]:
@@ -118,7 +149,9 @@ def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[b
         vector: NDArray[np.floating] = hidden[tokens.first_place]
         if member.pools != "last":
             vectors = hidden[tokens.first_place : tokens.first_place + tokens.size]
-            vector = sums.add_vectors(member.row, tokens.position, vectors) / (tokens.position + tokens.size)
+            vector = sums.add_vectors(member.row, tokens.position, vectors) / (
+                tokens.position + tokens.size
+            )
         if not tokens.is_last or member.pools == "sum":
             continue
         if member.pools == "mean":
@@ -127,7 +160,7 @@ def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[b
     return done
 
 
-def _verified(member: Member, drawn: Sequence[tuple[int, bool, TokenLogprobs | None]]) -> MemberResult:
+def _verified(member: Member, drawn: Sequence[_Draw]) -> MemberResult:
     """The drawn ids up to the first one unlike its proposal. All later ones follow a context that does not exist."""
     drafts = member.ids[-member.num_drafts :]
     run = []
@@ -143,7 +176,9 @@ def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:
     if launch.drawn is None or launch.drawn.top is None:
         return None
     is_requested = launch.kept.has_targets or any([count is not None for count in launch.num_top])
-    return LogprobReader(launch.drawn.top, vocab_size) if is_requested else None
+    if not is_requested:
+        return None
+    return LogprobReader(launch.drawn.top, vocab_size)
 
 
 class IdleWatch:

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from orca_jax.cache_spec import NO_BLOCK
-from orca_jax.request import MAX_LOGIT_BIAS
-from orca_jax.step import Member, RowSampling
+from orca_jax.values.cache_spec import NO_BLOCK
+from orca_jax.values.request import MAX_LOGIT_BIAS
+from orca_jax.values.step import Member, RowSampling
 
 
 class SamplingParameters(NamedTuple):
@@ -64,7 +64,8 @@ def _padded_bias(values: "list[Any]", dtype: DTypeLike) -> Any:
 
 PLAIN_COLUMNS: Mapping[str, Column] = {
     "temperature": Column(lambda row: row.params.temperature),
-    "top_k": Column(lambda row: max(row.params.top_k, 0), np.int32),  # for users -1 means all tokens, too
+    # for users -1 means all tokens, too
+    "top_k": Column(lambda row: max(row.params.top_k, 0), np.int32),
     "top_p": Column(lambda row: row.params.top_p, neutral=1),
     "min_p": Column(lambda row: row.params.min_p),
     "seed_high": Column(lambda row: _seed_halves(row)[0], np.int32),
@@ -78,9 +79,14 @@ EXTRA_COLUMNS: Mapping[str, Column] = {
     "repetition": Column(lambda row: row.params.repetition_penalty, neutral=1),
     "num_prompt": Column(lambda row: row.num_prompt, np.int32),
     "bias_id": Column(
-        lambda row: _padded_bias(list(row.params.logit_bias), np.int32), np.int32, shape=(MAX_LOGIT_BIAS,)
+        lambda row: _padded_bias(list(row.params.logit_bias), np.int32),
+        np.int32,
+        shape=(MAX_LOGIT_BIAS,),
     ),
-    "bias": Column(lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32), shape=(MAX_LOGIT_BIAS,)),
+    "bias": Column(
+        lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32),
+        shape=(MAX_LOGIT_BIAS,),
+    ),
 }
 """Fields of `Extras` that come from the row; only launches with extras send them."""
 
@@ -93,13 +99,17 @@ class VectorSums:
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
 
-    def add_vectors(self, row: int, position: int, vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    def add_vectors(
+        self, row: int, position: int, vectors: NDArray[np.floating]
+    ) -> NDArray[np.float64]:
         """Add the vectors of the tokens from `position` on, one by one, and return the sum from position 0 on.
 
         The sum of float64 in the order of the tokens does not depend on the launches.
         """
         before = np.zeros((1, vectors.shape[1])) if position == 0 else self._sums[row][None]
-        self._sums[row] = total = np.cumsum(np.concatenate([before, vectors], dtype=np.float64), axis=0)[-1]
+        self._sums[row] = total = np.cumsum(
+            np.concatenate([before, vectors], dtype=np.float64), axis=0
+        )[-1]
         return total
 
     def forget_row(self, row: int) -> None:
@@ -121,7 +131,8 @@ class RowTable:
         self.num_rows = num_rows
         self.blocks = np.zeros((num_groups, rows, num_pages), np.int32)
         self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
-            name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
+            name: np.full((rows, *column.shape), column.neutral, column.dtype)
+            for name, column in COLUMNS.items()
         }
         self.slot = np.zeros(rows, np.int32)  # of each row's adapter
         self.has_extras = [False] * rows
@@ -149,4 +160,5 @@ class RowTable:
         for name, column in COLUMNS.items():
             self.sampling[name][row] = column.value(sampling)
         self.slot[row] = sampling.slot
-        self.has_extras[row], self.logprobs[row] = sampling.params.has_extras, sampling.params.logprobs
+        self.has_extras[row] = sampling.params.has_extras
+        self.logprobs[row] = sampling.params.logprobs

@@ -1,6 +1,7 @@
 """One pipeline stage on its mesh: weights, compiled programs and state; and the hop to the next stage."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -13,8 +14,8 @@ from orca_jax.exec.programs import DeviceState, ProgramName, Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import Drawn, pack_masks
 from orca_jax.model.transformer import Decoder
-from orca_jax.startup import StartTimes
-from orca_jax.step import BlockCopy
+from orca_jax.values.startup import StartTimes
+from orca_jax.values.step import BlockCopy
 
 type Vector = NDArray[np.int32]
 """A host array. Passing it to a program takes a tenth of the time of a `jax.device_put` before it."""
@@ -41,11 +42,14 @@ class Hop(Protocol):
 
 def make_hop(source: Mesh, target: Mesh, embed_dim: int, buckets: Sequence[int]) -> Hop | None:
     """The hop between two stages; None if this process has no devices of both. Compiles programs if it must."""
-    processes = {device.process_index for mesh in (source, target) for device in mesh.devices.flat}
+    devices = chain(source.devices.flat, target.devices.flat)
+    processes = {device.process_index for device in devices}
     own = source.devices.flat[0].client.process_index()
     if processes == {own}:
         return LocalHop(target)
-    return RemoteHop(source, target, embed_dim, buckets) if own in processes else None
+    if own in processes:
+        return RemoteHop(source, target, embed_dim, buckets)
+    return None
 
 
 class LocalHop:
@@ -89,30 +93,40 @@ class RemoteHop:
             out_specs=PartitionSpec("stage"),
             check_vma=False,
         )
-        self._programs = {bucket: jax.jit(move).lower(self._shape(bucket)).compile() for bucket in buckets}
-        self._blank = {
-            bucket: [jax.device_put(np.zeros((bucket, embed_dim), np.float32), device) for device in self._receivers]
-            for bucket in buckets
+        self._programs = {
+            bucket: jax.jit(move).lower(self._shape(bucket)).compile() for bucket in buckets
         }
+        self._blank = {bucket: self._zeros(bucket) for bucket in buckets}
 
     def __call__(self, bucket: int, hidden: jax.Array | None) -> jax.Array | None:
         """Send, receive, or both."""
-        pieces = [] if hidden is None else [shard.data for shard in hidden.addressable_shards]
         shape = self._shape(bucket)
-        parts = pieces + self._blank[bucket]
+        parts = self._blank[bucket]
+        if hidden is not None:
+            parts = [shard.data for shard in hidden.addressable_shards] + parts
         moved = self._programs[bucket](
-            jax.make_array_from_single_device_arrays(shape.shape, self._sharding, parts, dtype=shape.dtype)
+            jax.make_array_from_single_device_arrays(
+                shape.shape, self._sharding, parts, dtype=shape.dtype
+            )
         )
         if not self._receivers:
             return None
-        received = [shard.data for shard in moved.addressable_shards if shard.device in self._receivers]
+        received = [
+            shard.data for shard in moved.addressable_shards if shard.device in self._receivers
+        ]
         return jax.make_array_from_single_device_arrays(
             (bucket, self._embed_dim), self._target, received, dtype=shape.dtype
         )
 
+    def _zeros(self, bucket: int) -> list[jax.Array]:
+        zeros = np.zeros((bucket, self._embed_dim), np.float32)
+        return [jax.device_put(zeros, device) for device in self._receivers]
+
     def _shape(self, bucket: int) -> jax.ShapeDtypeStruct:
         """Both halves of the transfer, that of the receiving stage second."""
-        return jax.ShapeDtypeStruct((2 * bucket, self._embed_dim), np.float32, sharding=self._sharding)
+        return jax.ShapeDtypeStruct(
+            (2 * bucket, self._embed_dim), np.float32, sharding=self._sharding
+        )
 
 
 class Stage:
@@ -127,15 +141,23 @@ class Stage:
         state: donated from program to program.
     """
 
-    def __init__(self, decoder: Decoder, shapes: Programs, programs: dict[ProgramName, jax.stages.Compiled]) -> None:
+    def __init__(
+        self, decoder: Decoder, shapes: Programs, programs: dict[ProgramName, jax.stages.Compiled]
+    ) -> None:
         self.shapes = shapes
         self.programs = programs
         self.state: DeviceState = shapes.allocate_state()
         self._weights = flatten_module(decoder)[1]
-        self._unembedding = flatten_module(decoder.unembedding)[1] if shapes.is_last else []
-        self._adapters = shapes.allocate_stacks() if shapes.adapted_layouts else {}
-        widths = shapes.full_widths if shapes.is_last else ()
-        self._no_masks = {width: shapes.replicate(pack_masks((), width, shapes.num_columns)) for width in widths}
+        self._unembedding: list[jax.Array] = []
+        self._adapters: dict[str, jax.Array] = {}
+        self._no_masks: dict[int, jax.Array] = {}
+        if shapes.adapted_layouts:
+            self._adapters = shapes.allocate_stacks()
+        if shapes.is_last:
+            self._unembedding = flatten_module(decoder.unembedding)[1]
+            for width in shapes.full_widths:
+                mask = pack_masks((), width, shapes.num_columns)
+                self._no_masks[width] = shapes.replicate(mask)
 
     def has_layers(self, bucket: int) -> bool:
         """True if the layers of a bucket are compiled."""
@@ -153,47 +175,71 @@ class Stage:
         `is_adapted` holds for a vector with slots of adapters.
         """
         state = self.state
+        program = self.programs["layers", bucket]
+        weights = self._weights
+        if is_adapted:
+            program = self.programs["adapted", bucket]
+            weights = self._with_adapters()
         inputs = state.last_token if hidden is None else hidden
-        name, weights = ("adapted", self._with_adapters()) if is_adapted else ("layers", self._weights)
-        caches, history, result = self.programs[name, bucket](weights, state.caches, state.history, inputs, vector)
+        caches, history, result = program(weights, state.caches, state.history, inputs, vector)
         self.state = DeviceState(caches, history, state.last_token)
         out: jax.Array = result
         return out
 
     def draw(self, kind: Kind, width: int, hidden: jax.Array, draws: Vector) -> Drawn:
         """Start a plain sampler of the last stage."""
-        return self._keep(self.programs[kind, width](self._unembedding, self.state.last_token, hidden, draws))
+        return self._keep(
+            self.programs[kind, width](self._unembedding, self.state.last_token, hidden, draws)
+        )
 
-    def draw_full(self, width: int, hidden: jax.Array, draws: Vector, extras: Vector, masks: Vector | None) -> Drawn:
+    def draw_full(
+        self, width: int, hidden: jax.Array, draws: Vector, extras: Vector, masks: Vector | None
+    ) -> Drawn:
         """Start a full sampler of the last stage."""
         state = self.state
-        mask = self._no_masks[width] if masks is None else masks
         plain = self._unembedding, state.last_token, hidden, draws
+        mask = self._no_masks[width] if masks is None else masks
         return self._keep(self.programs["full", width](*plain, state.history, extras, mask))
 
     def write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
         """Start to copy an adapter into a slot. `values` are those of all layers of the model."""
         span = self.shapes.span
-        own = {name: each if each.ndim == 1 else each[span.start : span.stop] for name, each in values.items()}
-        self._adapters = self.programs["write_slot", 0](self._adapters, np.array([slot], np.int32), own)
+        own = dict(values)
+        for name, each in values.items():
+            if each.ndim > 1:
+                own[name] = each[span.start : span.stop]
+        self._adapters = self.programs["write_slot", 0](
+            self._adapters, np.array([slot], np.int32), own
+        )
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Start to copy blocks of pages, after the launches submitted so far. No target is a source."""
         caches = self.state.caches
         pages = list(caches.pages)
         for pool in range(len(pages)):
-            pairs = [(each.source, each.target) for each in copies if self.shapes.groups[each.group].pool == pool]
+            pairs = [
+                (each.source, each.target)
+                for each in copies
+                if self.shapes.groups[each.group].pool == pool
+            ]
             width = self.shapes.num_copies(pool)
             for first in range(0, len(pairs), width):
                 part = pairs[first : first + width]
                 part += part[-1:] * (width - len(part))  # the same copy again changes nothing
-                pages[pool] = self.programs["copy_blocks", pool](pages[pool], np.array(part, np.int32))
+                pages[pool] = self.programs["copy_blocks", pool](
+                    pages[pool], np.array(part, np.int32)
+                )
         self.state = self.state._replace(caches=caches._replace(pages=tuple(pages)))
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""
-        old, shape = self._weights[index], self.shapes.weights[index]
-        assert (value.shape, value.dtype, value.sharding) == (shape.shape, shape.dtype, shape.sharding), "another shape"
+        old = self._weights[index]
+        shape = self.shapes.weights[index]
+        assert (value.shape, value.dtype, value.sharding) == (
+            shape.shape,
+            shape.dtype,
+            shape.sharding,
+        ), "another shape"
         self._weights[index] = value
         self._unembedding = [value if each is old else each for each in self._unembedding]
 
@@ -224,8 +270,11 @@ def make_path(
         embed_dim: E.
         buckets: numbers of tokens.
     """
-    stages, path = iter(own), list[tuple[Hop | None, Stage | None]]()
+    stages = iter(own)
+    path = list[tuple[Hop | None, Stage | None]]()
+    hop: Hop | None = None
     for index, (decoder, mesh) in enumerate(models):
-        hop = make_hop(models[index - 1].mesh, mesh, embed_dim, buckets) if index else None
+        if index:
+            hop = make_hop(models[index - 1].mesh, mesh, embed_dim, buckets)
         path.append((hop, None if decoder is None else next(stages)))
     return path

@@ -1,6 +1,6 @@
 """States of layers on the devices: their shapes and bytes, and the access of a launch to them and to pages.
 
-A block of states is one state in each layer that keeps one, whatever its mixer. The states of the layers with a mixer
+A block of states has one state of each layer with states, of any mixer. The states of the layers with a mixer
 are one pool: the i-th of these layers has the states from `i * num_states` on.
 """
 
@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
-from orca_jax.config import DType, ModelConfig
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import MixerName
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.mixers.base import Attend, Index, StatePools
 from orca_jax.model.mixers.states import STATES
 from orca_jax.model.sharding import partition_spec
 from orca_jax.model.stages import LayerSpan
+from orca_jax.values.config import DType, ModelConfig
+from orca_jax.values.layer_config import MixerName
+from orca_jax.values.platforms import platform_of
 
 type PagePools = tuple[KVPages, ...]
 """The pages of each pool."""
@@ -47,23 +48,24 @@ def state_shapes(model: ModelConfig, num_states: int, dtype: DType) -> dict[Mixe
         num_states: number of blocks.
         dtype: the type of activations, and of states whose mixer names none.
     """
-    return {
-        mixer: tuple(
-            jax.ShapeDtypeStruct(
-                (num_states * len(model.layers_with(mixer)), *each.shape), jnp.dtype(each.dtype or dtype)
-            )
+
+    def pools(mixer: MixerName) -> tuple[jax.ShapeDtypeStruct, ...]:
+        number = num_states * len(model.layers_with(mixer))
+        return tuple(
+            jax.ShapeDtypeStruct((number, *each.shape), jnp.dtype(each.dtype or dtype))
             for each in STATES[mixer].states(model)
         )
-        for mixer in state_mixers(model)
-    }
+
+    return {mixer: pools(mixer) for mixer in state_mixers(model)}
 
 
 def state_specs(model: ModelConfig) -> dict[MixerName, Any]:
     """Partition of the pools of a stage over its mesh."""
-    return {
-        mixer: tuple(partition_spec((None, *each.axes)) for each in STATES[mixer].states(model))
-        for mixer in state_mixers(model)
-    }
+
+    def specs(mixer: MixerName) -> tuple[PartitionSpec, ...]:
+        return tuple(partition_spec((None, *each.axes)) for each in STATES[mixer].states(model))
+
+    return {mixer: specs(mixer) for mixer in state_mixers(model)}
 
 
 class StateDemand(NamedTuple):
@@ -78,7 +80,9 @@ class StateDemand(NamedTuple):
         return sum(self.layers[span.start : span.stop])
 
 
-def state_demand(model: ModelConfig, dtype: DType, num_rows: int, num_snapshots: int) -> StateDemand:
+def state_demand(
+    model: ModelConfig, dtype: DType, num_rows: int, num_snapshots: int
+) -> StateDemand:
     """The demand of a model: a block for each row, and with snapshots another one, since a row may write elsewhere.
 
     Args:
@@ -99,8 +103,12 @@ def layer_bytes(model: ModelConfig, dtype: DType) -> tuple[int, ...]:
 
 
 def _bytes_of_layer(model: ModelConfig, mixer: MixerName, dtype: DType) -> int:
-    arrays = STATES[mixer].states(model) if mixer in STATES else ()
-    return sum(math.prod(array.shape) * jnp.dtype(array.dtype or dtype).itemsize for array in arrays)
+    if mixer not in STATES:
+        return 0
+    return sum(
+        math.prod(array.shape) * jnp.dtype(array.dtype or dtype).itemsize
+        for array in STATES[mixer].states(model)
+    )
 
 
 class CacheAccess:
@@ -115,27 +123,43 @@ class CacheAccess:
     """
 
     def __init__(
-        self, attend: Attend[PagePools], model: ModelConfig, mesh: Mesh, rows: StateRows | None, num_states: int
+        self,
+        attend: Attend[PagePools],
+        model: ModelConfig,
+        mesh: Mesh,
+        rows: StateRows | None,
+        num_states: int,
     ) -> None:
         self._attend = AttentionOnly(attend)
-        self._model, self._mesh = model, mesh
-        self._rows, self._num_states = rows, num_states
+        self._model = model
+        self._mesh = mesh
+        self._rows = rows
+        self._num_states = num_states
 
     def attend(
-        self, layer: Index, q: Array, k: Array | None, v: Array | None, cache: Caches, sinks: Array | None = None
+        self,
+        layer: Index,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        cache: Caches,
+        sinks: Array | None = None,
     ) -> tuple[Array, Caches]:
         """Attend over the pages of a layer."""
         out, pages = self._attend.attend(layer, q, k, v, cache.pages, sinks)
         return out, cache._replace(pages=pages)
 
-    def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Caches) -> tuple[Array, Caches]:
+    def advance(
+        self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Caches
+    ) -> tuple[Array, Caches]:
         """Run the operation of a mixer on the states of a layer."""
         assert self._rows is not None, "a launch of a model with states has their blocks"
         rows = self._rows.of_layer(self._num_states * _rank(self._model.layers_with(mixer), layer))
         with jax.named_scope(mixer):
-            out, pools = STATES[mixer].on_mesh(self._model, self._mesh)(*arrays, cache.states[mixer], rows)
-        if self._mesh.devices.flat[0].platform == "cpu":
-            # As for pages: XLA for CPUs copies a pool for each layer of one body, unless one ends before the next.
+            out, pools = STATES[mixer].on_mesh(self._model, self._mesh)(
+                *arrays, cache.states[mixer], rows
+            )
+        if platform_of(self._mesh.devices.flat[0]).copies_pools:
             out, pools = jax.lax.optimization_barrier((out, pools))
         return out, cache._replace(states={**cache.states, mixer: pools})
 

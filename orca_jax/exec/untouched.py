@@ -57,8 +57,10 @@ def _handle(frame: "ctypes._Pointer[_CallFrame]") -> None:
     """Report the version of XLA's own interface when asked, and do nothing otherwise. None means success."""
     extension = frame.contents.extension
     if extension and extension.contents.base.type == _METADATA:
-        ours, theirs = extension.contents.metadata.contents.version, frame.contents.api.contents.version
-        ours.major, ours.minor = theirs.major, theirs.minor
+        ours = extension.contents.metadata.contents.version
+        theirs = frame.contents.api.contents.version
+        ours.major = theirs.major
+        ours.minor = theirs.minor
 
 
 @cache
@@ -70,12 +72,19 @@ def untouched(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array
     """An array of this shape on CPUs, with values without meaning. It has zeros if XLA does not accept the call."""
     part = jax.ShapeDtypeStruct(sharding.shard_shape(shape.shape), shape.dtype)
     create = jax.shard_map(
-        jax.ffi.ffi_call(_TARGET, part), mesh=sharding.mesh, in_specs=(), out_specs=sharding.spec, check_vma=False
+        jax.ffi.ffi_call(_TARGET, part),
+        mesh=sharding.mesh,
+        in_specs=(),
+        out_specs=sharding.spec,
+        check_vma=False,
     )
     try:
         _register()
         array: jax.Array = jax.jit(create)()
         return array.block_until_ready()
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # another interface than that of XLA today
-        logger.warning("the KV cache takes all its memory at once: %s", str(error).partition("\n")[0])
+    # another interface than that of XLA today
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        logger.warning(
+            "the KV cache takes all its memory at once: %s", str(error).partition("\n")[0]
+        )
         return jax.jit(lambda: jnp.empty(shape.shape, shape.dtype), out_shardings=sharding)()

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable
 from fractions import Fraction
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from orca_jax.checks import VALUE_ALIASES
-from orca_jax.config import EngineConfig
 from orca_jax.flags.parser import FlagParser
 from orca_jax.flags.program import flag_of
 from orca_jax.flags.texts import ALIASES, METAVARS, help_of
+from orca_jax.values.checks import VALUE_ALIASES
+from orca_jax.values.config import EngineConfig
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -33,7 +33,11 @@ def human_int(text: str) -> int:
 
 
 def add_engine_args(
-    parser: argparse.ArgumentParser, *, without: Collection[str] = (), has_word: bool = False, **defaults: Any
+    parser: argparse.ArgumentParser,
+    *,
+    without: Collection[str] = (),
+    has_word: bool = False,
+    **defaults: Any,
 ) -> None:
     """Add a flag for every field of `EngineConfig`.
 
@@ -57,7 +61,11 @@ def add_engine_args(
         flags = [flag_of(field.name), *ALIASES.get(field.name, ())]
         default = defaults.get(field.name, field.default)
         shown = "" if default is None else f" (default: {default})"
-        options: dict[str, Any] = {"dest": field.name, "default": default, "help": help_of(field.name) + shown}
+        options: dict[str, Any] = {
+            "dest": field.name,
+            "default": default,
+            "help": help_of(field.name) + shown,
+        }
         place = group
         if has_word and field.name == "model":
             place = group.add_mutually_exclusive_group()
@@ -67,14 +75,16 @@ def add_engine_args(
 
 def add_model_word(parser: argparse._ActionsContainer) -> None:
     """Add the word MODEL, which stands for `--model MODEL`, to a group with this flag alone."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model"
+    )
 
 
 def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
     """Make the `EngineConfig` that the flags describe; what "auto" stands for is said on standard error."""
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(EngineConfig)}
     if values["model"] == "auto":
-        from orca_jax.bundled import chosen_model  # other models start sooner
+        from orca_jax.helpers.bundled import chosen_model  # other models start sooner
 
         values["model"], remark = chosen_model()
         print(remark, file=sys.stderr)
@@ -83,7 +93,9 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**values)
 
 
-def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable[dataclasses.Field[Any]]) -> None:
+def add_field_args(
+    parser: argparse.ArgumentParser, kind: type, fields: Iterable[dataclasses.Field[Any]]
+) -> None:
     """Add a flag for each of these fields of `kind`; the metadata of a field hold its group."""
     hints = get_type_hints(kind)
     groups: dict[str, Callable[..., argparse.Action]] = {}
@@ -96,7 +108,12 @@ def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable
         options = options_for(hints[field.name], field.name)
         if options.get("type") is float:
             options["metavar"] = "SECONDS"
-        groups[group](flag_of(field.name), default=field.default, help=text.replace("%", "%%") + shown, **options)
+        groups[group](
+            flag_of(field.name),
+            default=field.default,
+            help=text.replace("%", "%%") + shown,
+            **options,
+        )
 
 
 def add_setting_args(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
@@ -104,7 +121,9 @@ def add_setting_args(parser: argparse.ArgumentParser, names: Iterable[str]) -> N
     hints = get_type_hints(EngineConfig)
     for name in names:
         options = options_for(hints[name], name)
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=help_of(name), **options)
+        parser.add_argument(
+            flag_of(name), dest=name, default=argparse.SUPPRESS, help=help_of(name), **options
+        )
 
 
 def options_for(hint: Any, name: str) -> dict[str, Any]:
@@ -125,7 +144,8 @@ def options_for(hint: Any, name: str) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     several: dict[str, Any] = {}
     if get_origin(kind) is tuple:
-        kind, several = get_args(kind)[0], {"nargs": "+"}
+        kind = get_args(kind)[0]
+        several = {"nargs": "+"}
     metavar = METAVARS.get(name, {int: "N", float: "X"}.get(kind, "NAME"))
     return {"type": human_int if kind is int else kind, "metavar": metavar, **several}
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 
 
 class FlagNeed(NamedTuple):
@@ -19,13 +19,18 @@ class FlagNeed(NamedTuple):
     reason: str  # a format with the field `f`, these values
 
 
-def _each(flags: Collection[str], is_met: Callable[[Any], bool], reason: str) -> tuple[FlagNeed, ...]:
+def _each(
+    flags: Collection[str], is_met: Callable[[Any], bool], reason: str
+) -> tuple[FlagNeed, ...]:
     return tuple(FlagNeed(flag, is_met, reason.replace("FLAG", flag)) for flag in flags)
 
 
 def _is_same(one: str | Path, other: str | Path) -> bool:
-    one, other = Path(one), Path(other)
-    return one.absolute() == other.absolute() or (one.exists() and other.exists() and one.samefile(other))
+    one = Path(one)
+    other = Path(other)
+    return one.absolute() == other.absolute() or (
+        one.exists() and other.exists() and one.samefile(other)
+    )
 
 
 def _is_at_once(f: Any) -> bool:
@@ -33,9 +38,18 @@ def _is_at_once(f: Any) -> bool:
 
 
 MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
-_OF_HOSTS = ("node_rank", "master_addr", "master_port", "cluster_key_file", "control_timeout", *MTLS)
+_OF_HOSTS = (
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "cluster_key_file",
+    "control_timeout",
+    *MTLS,
+)
 _OF_EVENTS = ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote")
-_OF_ENGINE = tuple(field.name for field in dataclasses.fields(EngineConfig) if field.name != "model")
+_OF_ENGINE = tuple(
+    field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"
+)
 _OF_MODEL = tuple(
     field.name
     for field in dataclasses.fields(ServerConfig)
@@ -74,9 +88,10 @@ FLAG_NEEDS: Mapping[str, tuple[FlagNeed, ...]] = {
         *_each(MTLS, lambda f: None not in [getattr(f, name) for name in MTLS], "needs the other files of mutual TLS"),
     ),
     "serve without --nnodes": _each(_OF_HOSTS, lambda f: False, "needs --nnodes"),
-    "serve, the first host": (
-        FlagNeed("cluster_key_file", lambda f: f.key is not None or f.is_local,
-            "is needed to listen on {f.master_addr}; make one with: python -m orca_jax.cluster keygen FILE"),
+    "serve with --nnodes": (
+        FlagNeed("nnodes", lambda f: f.cluster_key_file is not None,
+            "needs --cluster-key-file, also on one machine, whose other users could join; make one with: python -m "
+            "orca_jax.cluster keygen FILE, or start all processes with: python -m orca_jax.cluster launch"),
     ),
     "batch": (
         *_each(("api_key_file", "max_retries", "request_timeout"), lambda f: f.base_url is not None,
@@ -157,7 +172,7 @@ FLAG_NEEDS: Mapping[str, tuple[FlagNeed, ...]] = {
     ),
 }
 # fmt: on
-"""By command; docs/support.md lists them. The order is that of the checks."""
+"""By command; docs/flags.md lists them. The order is that of the checks."""
 
 
 def check_needs(command: str, values: Any, used: Collection[str]) -> None:
@@ -166,7 +181,7 @@ def check_needs(command: str, values: Any, used: Collection[str]) -> None:
     Args:
         command: a key of `FLAG_NEEDS`.
         values: the flags, or the settings made of them.
-        used: the flags that were given, or that have other values than their defaults.
+        used: the flags on the command line, or those with another value than the default.
 
     Raises:
         ConfigError: `param` names the flag.

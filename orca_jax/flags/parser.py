@@ -5,10 +5,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from orca_jax.checks import did_you_mean
+from orca_jax.flags.habits import in_own_words
 from orca_jax.flags.program import EXIT_USAGE
 from orca_jax.flags.settings_file import file_of, read_settings, values_of
 from orca_jax.flags.vllm import dashed, translated
+from orca_jax.values.checks import did_you_mean
 
 CONFIG = "config"
 _HELP_FLAGS = ("-h", "--help")
@@ -17,7 +18,13 @@ _HELP_FLAGS = ("-h", "--help")
 class _Help(argparse.Action):
     """Prints the short help; with a value, all flags, those of a group, or those with a word in their names."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: Any,
+        values: Any,
+        option_string: Any = None,
+    ) -> None:
         assert isinstance(parser, FlagParser)
         parser.print_help_of(values)
         parser.exit()
@@ -36,14 +43,21 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "add_help": brief is None, **options})
         self._words: Sequence[str] = ()
         self._brief = brief
-        self._settings: dict[str, Any] = {}  # values that replace the defaults, by the names of the settings
+        # values that replace the defaults, by the names of the settings
+        self._settings: dict[str, Any] = {}
         self._files: dict[str, Mapping[str, Any]] = {}  # values of the files read so far
         self.takes_vllm = False  # vLLM's flags without an effect here are taken, and named once
         self._named: set[str] = set()
         if brief is not None:
             text = "show this help; --help=all: all flags; --help=WORD: the flags of a group, or with a word in a name"
             self.add_argument(
-                "-h", "--help", action=_Help, nargs="?", metavar="WORD", default=argparse.SUPPRESS, help=text
+                "-h",
+                "--help",
+                action=_Help,
+                nargs="?",
+                metavar="WORD",
+                default=argparse.SUPPRESS,
+                help=text,
             )
 
     def add_config_flag(self) -> None:
@@ -65,7 +79,9 @@ class FlagParser(argparse.ArgumentParser):
         shown = [action for action in self._actions if self._is_selected(action, word)]
         if not shown:
             groups = ", ".join(group.title or "" for group in self._action_groups[2:])
-            self.error(f"argument --help: no flag and no group has the word {word!r}; groups: {groups}, all")
+            self.error(
+                f"argument --help: no flag and no group has the word {word!r}; groups: {groups}, all"
+            )
         texts = [(action, action.help) for action in self._actions if action not in shown]
         for action, _ in texts:
             action.help = argparse.SUPPRESS
@@ -80,8 +96,12 @@ class FlagParser(argparse.ArgumentParser):
             return True
         if word is None:
             return not action.option_strings or action.dest in (*(self._brief or ()), "help")
-        group = next((group.title for group in self._action_groups if action in group._group_actions), None)
-        return word == group or any(word.strip("-").replace("_", "-") in flag for flag in action.option_strings)
+        group = next(
+            (group.title for group in self._action_groups if action in group._group_actions), None
+        )
+        return word == group or any(
+            word.strip("-").replace("_", "-") in flag for flag in action.option_strings
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, with the settings of `--config` and `use_settings` in place of the defaults.
@@ -106,10 +126,11 @@ class FlagParser(argparse.ArgumentParser):
             end = words.index("--") if "--" in words else len(words)
             return [*map(dashed, words[:end]), *words[end:]]
         try:
+            words, habits = in_own_words(words, self._option_string_actions)
             kept, dropped = translated(words, self._option_string_actions)
         except ValueError as error:
             self.exit(EXIT_USAGE, f"error: {error}\n")
-        self.name_ignored(dropped)
+        self.name_ignored([*habits, *dropped])
         return kept
 
     def name_ignored(self, flags: Sequence[str]) -> None:
@@ -138,9 +159,12 @@ class FlagParser(argparse.ArgumentParser):
 
     def hinted(self, message: str) -> str:
         """Return the message of an error with suggestions for misspelt flags."""
-        if "argument MODEL" in message and (unknown := self._unknown()):  # the word may be the value of one of them
+        # the word may be the value of one of them
+        if "argument MODEL" in message and (unknown := self._unknown()):
             message = f"unrecognized arguments: {' '.join(unknown)}"
-        has_misspelt = message.startswith(("unrecognized arguments", "the following arguments are required"))
+        has_misspelt = message.startswith(
+            ("unrecognized arguments", "the following arguments are required")
+        )
         return message + self._suggestions() if has_misspelt else message
 
     def given(self, argv: Sequence[str] | None = None) -> frozenset[str]:
@@ -154,13 +178,17 @@ class FlagParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            raise argparse.ArgumentError(action, error.message + did_you_mean(value, action.choices or ())) from None
+            raise argparse.ArgumentError(
+                action, error.message + did_you_mean(value, action.choices or ())
+            ) from None
 
     def _unknown(self) -> list[str]:
         """The flags that this parser does not have."""
         known = self._known_flags()
         words = [word.partition("=")[0] for word in self._words]
-        return [word for word in words if word.startswith("--") and word not in known and word != "--"]
+        return [
+            word for word in words if word.startswith("--") and word not in known and word != "--"
+        ]
 
     def _known_flags(self) -> list[str]:
         known = list(self._option_string_actions)
@@ -172,4 +200,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def _suggestions(self) -> str:
         known = self._known_flags()
-        return "".join(f"; {word}: {hint[2:]}" for word in self._unknown() if (hint := did_you_mean(word, known)))
+        return "".join(
+            f"; {word}: {hint[2:]}"
+            for word in self._unknown()
+            if (hint := did_you_mean(word, known))
+        )

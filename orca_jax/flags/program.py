@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orca_jax.errors import ConfigError, OrcaError, RequestError, system_message
+from orca_jax.values.errors import ConfigError, OrcaError, RequestError, system_message
 
 COMMAND = "orca-jax"
 EXIT_FAILED = 1
@@ -17,11 +17,9 @@ _OF_MODEL = tuple(f"{name}.json: " for name in ("config", "generation_config", "
 
 
 def program(name: str) -> str:
-    """Return the name of the part `name` on the command line: of the command `orca-jax`, or of `python -m`."""
-    started = Path(sys.argv[0])
-    if started.name == COMMAND:
-        return f"{COMMAND} {name}"
-    return f"python -m orca_jax.{'cli ' if started.parent.name == 'cli' else ''}{name}"
+    """Return the subcommand `name` of the command line: of `orca-jax`, or of `python -m orca_jax`."""
+    command = COMMAND if Path(sys.argv[0]).name == COMMAND else "python -m orca_jax"
+    return f"{command} {name}"
 
 
 def flag_of(name: str) -> str:
@@ -37,7 +35,9 @@ def flag_message(error: ConfigError) -> str:
     return f"{flag_of(name)}: {error.message}"
 
 
-def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+def run_program(
+    name: str, main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None
+) -> int:
     """Run a part of the command line, with each error as one line, or as a traceback if the first flag is `--debug`.
 
     Args:
@@ -50,7 +50,8 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_debug = words[:1] == [DEBUG]
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # the package has set it while it was imported
+    # the package has set it while it was imported
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main(words[is_debug:])
@@ -62,7 +63,13 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
         else:
             debug = f"{name} {DEBUG}" if name.startswith("python ") else f"{COMMAND} {DEBUG} {name}"
             print(f"error: {_one_line(error, debug)}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
+        is_usage = isinstance(error, ConfigError | RequestError) or _is_lack_of_threads(error)
+        return EXIT_USAGE if is_usage else EXIT_FAILED
+
+
+def _is_lack_of_threads(error: Exception) -> bool:
+    # no class of its own
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
 def _one_line(error: Exception, remedy: str) -> str:
@@ -73,5 +80,7 @@ def _one_line(error: Exception, remedy: str) -> str:
         return system_message(error, has_remedy=True)
     if isinstance(error, OrcaError):
         return str(error)
+    if _is_lack_of_threads(error):
+        return "the system starts no more threads; raise the limit of processes (ulimit -u, or pids of the container)"
     text = str(error).partition("\n")[0]
     return f"unexpected {type(error).__name__}: {text}; {remedy} ... prints the traceback"

@@ -7,10 +7,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import MAX_NESTING, did_you_mean, short
-from orca_jax.errors import ConfigError
 from orca_jax.flags.texts import JSON_FLAGS
-from orca_jax.flags.vllm import has_no_effect, own_setting
+from orca_jax.flags.vllm import has_no_effect, named_value, own_setting
+from orca_jax.values.checks import MAX_NESTING, did_you_mean, short
+from orca_jax.values.errors import ConfigError
 
 MAX_BYTES = 2**20  # of a file
 
@@ -41,7 +41,9 @@ def read_settings(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         with Path(path).open("rb") as file:  # a pipe may be given
             text = file.read(MAX_BYTES + 1).decode("utf-8")
         if len(text) > MAX_BYTES:
-            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes; give a YAML file of flags", param="config")
+            raise ConfigError(
+                f"{path} has more than {MAX_BYTES} bytes; give a YAML file of flags", param="config"
+            )
         _check_nesting(path, yaml.parse(text, yaml.SafeLoader))
         data = yaml.safe_load(text)
     except OSError as error:
@@ -59,7 +61,9 @@ def read_settings(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold flags and their values, such as 'port: 8000'", param="config")
+        raise ConfigError(
+            f"{path} must hold flags and their values, such as 'port: 8000'", param="config"
+        )
     return values_of(parser, data, path)
 
 
@@ -71,16 +75,22 @@ def _check_nesting(path: str, events: Iterator[Any]) -> None:
     """
     depth = 0
     for event in events:
-        name, line = type(event).__name__, event.start_mark.line + 1
+        name = type(event).__name__
+        line = event.start_mark.line + 1
         depth += name.endswith("StartEvent") - name.endswith("EndEvent")
         if name == "AliasEvent":
             message = f"{path}: line {line}: *{event.anchor} stands for a value of another line; write the value again"
             raise ConfigError(message, param="config")
         if depth > MAX_NESTING:
-            raise ConfigError(f"{path}: line {line}: it is nested deeper than {MAX_NESTING} levels", param="config")
+            raise ConfigError(
+                f"{path}: line {line}: it is nested deeper than {MAX_NESTING} levels",
+                param="config",
+            )
 
 
-def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origin: str) -> dict[str, Any]:
+def values_of(
+    parser: argparse.ArgumentParser, data: Mapping[str, object], origin: str
+) -> dict[str, Any]:
     """Return values for a namespace, by the names of the settings. None stands for the default.
 
     Raises:
@@ -97,6 +107,9 @@ def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origi
         if action is None:
             hint = did_you_mean(name, known)
             raise ConfigError(f"{origin}: there is no setting {key!r}{hint}", param="config")
+        if (remark := _named_value(parser, name, value)) is not None:
+            parser.name_ignored([f"--{name} ({remark})"])  # type: ignore[attr-defined]
+            continue
         if action.dest in seen:
             raise ConfigError(f"{origin} sets {key} twice", param="config")
         seen.add(action.dest)
@@ -120,11 +133,18 @@ def _is_ignored(parser: argparse.ArgumentParser, name: str, value: object, place
     return found
 
 
+def _named_value(parser: argparse.ArgumentParser, name: str, value: object) -> str | None:
+    """The value of a setting of this package that is taken and named; None for one with an effect."""
+    return named_value(name, value) if getattr(parser, "takes_vllm", False) else None
+
+
 def _known(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
     """The flags by their names without dashes in front. A negation is a value of its flag."""
     for action in parser._actions:
         for flag in action.option_strings:
-            is_negation = isinstance(action, argparse.BooleanOptionalAction) and flag.startswith("--no-")
+            is_negation = isinstance(action, argparse.BooleanOptionalAction) and flag.startswith(
+                "--no-"
+            )
             if flag.startswith("--") and not is_negation and action.dest not in _OUTSIDE:
                 yield flag.removeprefix("--"), action
 

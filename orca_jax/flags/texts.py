@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.config import EngineConfig
+from orca_jax.values.config import EngineConfig
 
 
 @cache
@@ -17,7 +17,9 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 
 def help_of(name: str, kind: type = EngineConfig) -> str:
     """Return the help text of a field of these settings, from `texts.toml`."""
-    return Template(_texts()[kind.__name__][name]).safe_substitute(vars(sys.modules[kind.__module__]))
+    return Template(_texts()[kind.__name__][name]).safe_substitute(
+        vars(sys.modules[kind.__module__])
+    )
 
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +30,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("api_key_file", "chat_template", "cluster_key_file", "mtls_ca_file", "mtls_cert_file", "mtls_key_file"), "FILE"
+        (
+            "api_key_file",
+            "chat_template",
+            "cluster_key_file",
+            "mtls_ca_file",
+            "mtls_cert_file",
+            "mtls_key_file",
+        ),
+        "FILE",
     ),
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
@@ -39,22 +49,48 @@ METAVARS: Mapping[str, str] = {
     "api_key": "KEY",
     "body": "JSON",
     "decoder": "CLASS",
+    "hf_token": "TOKEN",
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
     "scheduler": "NAME",
     "scheduler_options": "JSON",
+    "override_generation_config": "JSON",
+    "default_chat_template_kwargs": "JSON",
     "speculative_config": "JSON",
     "lora_modules": "NAME=PATH",
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
-JSON_FLAGS = frozenset({"scheduler_options", "speculative_config"})
+JSON_FLAGS = frozenset(
+    {
+        "default_chat_template_kwargs",
+        "override_generation_config",
+        "scheduler_options",
+        "speculative_config",
+    }
+)
 """Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 BRIEF = frozenset(
     (
-        *("model", "tokenizer", "dtype", "max_model_len", "max_num_seqs", "scheduler", "tensor_parallel_size"),
-        *("pipeline_parallel_size", "config", "host", "port", "api_key_file", "served_model_name", "chat_template"),
+        *(
+            "model",
+            "tokenizer",
+            "dtype",
+            "max_model_len",
+            "max_num_seqs",
+            "scheduler",
+            "tensor_parallel_size",
+        ),
+        *(
+            "pipeline_parallel_size",
+            "config",
+            "host",
+            "port",
+            "api_key_file",
+            "served_model_name",
+            "chat_template",
+        ),
     )
 )
 """The settings of an engine and a server in the short help."""

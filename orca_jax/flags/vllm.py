@@ -4,12 +4,16 @@
 keywords of a version of vLLM are known.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from orca_jax.flags.texts import JSON_FLAGS
+from orca_jax.values.checks import json_value
 
 SAME: Mapping[str, str] = {
     "-ac": "--attention-config", "-asc": "--api-server-count", "-cc": "--compilation-config",
@@ -28,6 +32,7 @@ SAME: Mapping[str, str] = {
 }  # fmt: skip
 """vLLM's names of flags that are here too."""
 
+_PARTED = frozenset(name.replace("_", "-") for name in JSON_FLAGS)
 _LEVEL = re.compile(r"-O[0-3]")
 _REFUSED = "vLLM's setting is not supported"
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
@@ -44,7 +49,7 @@ class Known(NamedTuple):
     only: tuple[str, ...] | None = None
 
 
-def _named(groups: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def named(groups: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Each name with the mark after it and the reason of its group."""
     for reason, names in groups.items():
         for word in names.split():
@@ -57,15 +62,23 @@ def taken_flags() -> Mapping[str, Known]:
     """Return the flags that have no effect here."""
     tables = _tables()
     return {
-        **{name: Known(mark, reason) for name, mark, reason in _named(tables["no_effect"])},
-        **{name: Known("=", row["reason"], tuple(row["values"])) for name, row in tables["only"].items()},
+        **{name: Known(mark, reason) for name, mark, reason in named(tables["no_effect"])},
+        **{
+            name: Known("=", row["reason"], tuple(row["values"]))
+            for name, row in tables["only"].items()
+        },
     }
 
 
 @cache
 def refused_flags() -> Mapping[str, str]:
     """Return the reasons of the flags that are refused."""
-    return {name: reason for name, _, reason in _named(_tables()["refused"])}
+    return {name: reason for name, _, reason in named(_tables()["refused"])}
+
+
+def own_values() -> Mapping[str, Mapping[str, Any]]:
+    """Return the values of settings of this package that are taken and named, with their reasons."""
+    return _tables()["own_values"]
 
 
 @cache
@@ -76,7 +89,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 def translated(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[str]]:
     """Return a command line without the flags that have no effect here, and these flags.
 
-    Underscores of flags become dashes, and vLLM's other names those of this package.
+    Underscores of flags become dashes, and vLLM's other names become names of this package. Parts of a setting, such as
+    `--speculative-config.method ngram`, become one flag with JSON.
 
     Args:
         words: the command line.
@@ -87,22 +101,97 @@ def translated(words: Sequence[str], own: Collection[str]) -> tuple[list[str], l
     """
     kept: list[str] = []
     dropped: list[str] = []
+    parts: dict[str, dict[str, Any]] = {}
     rest = list(words)
     while rest and rest[0] != "--":
         word = rest.pop(0)
         flag, equals, value = dashed(word).partition("=")
         flag = SAME.get(flag, flag) if flag not in own else flag
-        name = "optimization-level" if _LEVEL.fullmatch(flag) else flag.removeprefix("--").partition(".")[0]
-        if flag in own or not flag.startswith("-") or (known := _known(name, not equals)) is None:
+        base, dot, key = flag.partition(".")
+        base = SAME.get(base, base) if base not in own else base
+        if dot and base in own and base.removeprefix("--") in _PARTED:
+            values = [value] if equals else values_after("=", rest)
+            _add_part(parts.setdefault(base, {}), key, values)
+            continue
+        name = "optimization-level" if _LEVEL.fullmatch(flag) else base.removeprefix("--")
+        if flag in own:
+            _keep(flag, [value] if equals else [], rest, kept, dropped)
+            continue
+        if not flag.startswith("-") or (known := _known(name, not equals)) is None:
             kept.append(flag + equals + value)
             continue
-        values = [value] if equals or _LEVEL.fullmatch(flag) else _values(known.mark, rest)
+        values = [value] if equals or _LEVEL.fullmatch(flag) else values_after(known.mark, rest)
         try:
             check_value(known, values[0] if values else "")
         except ValueError as error:
             raise ValueError(f"argument {flag}: {error}") from None
         dropped.append(flag)
+    for flag, values_of_parts in parts.items():
+        _keep(flag, [json.dumps(values_of_parts)], [], kept, dropped)
     return kept + rest, dropped
+
+
+def _keep(
+    flag: str, values: list[str], rest: list[str], kept: list[str], dropped: list[str]
+) -> None:
+    """Keep a flag of this package, unless it has a value that is taken and named.
+
+    Args:
+        flag: the flag.
+        values: its value, if that is in the same word.
+        rest: the words after it.
+        kept: the words that are kept so far.
+        dropped: the flags that have no effect so far.
+    """
+    found = values or rest[:1]
+    remark = named_value(flag.removeprefix("--"), found[0]) if found else None
+    if remark is None:
+        kept.append(f"{flag}={values[0]}" if values else flag)
+        return
+    if not values:
+        rest.pop(0)
+    dropped.append(f"{flag} ({remark})")
+
+
+def named_value(name: str, value: object) -> str | None:
+    """Return the value of a setting of this package that is taken and named; None for a value with an effect.
+
+    Args:
+        name: the setting, with dashes.
+        value: its value; that of `speculative-config` is an object, or JSON.
+    """
+    row = own_values().get(name)
+    if row is None:
+        return None
+    asked = _method_of(value) if name == "speculative-config" else str(value)
+    return asked if asked in row["values"] else None
+
+
+def _method_of(value: object) -> str | None:
+    """The method of speculation; None if the value is not an object with one."""
+    if isinstance(value, str):
+        try:
+            value = json_value(value)
+        except ValueError:
+            return None
+    method = value.get("method") if isinstance(value, Mapping) else None
+    return method if isinstance(method, str) else None
+
+
+def _add_part(parts: dict[str, Any], key: str, values: Sequence[str]) -> None:
+    """Add a part of a setting, such as `pass_config.level`, to its object. Raises ValueError."""
+    if not values:
+        raise ValueError(f"argument {key}: expected one argument")
+    *outer, last = [name.replace("-", "_") for name in key.split(".")]
+    for name in outer:
+        inner = parts.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"argument {key}: {name} has a value already; give one of them")
+        parts = inner
+    try:
+        parts[last] = json_value(values[0])
+    except ValueError:
+        parts[last] = values[0]
 
 
 def dashed(word: str) -> str:
@@ -115,7 +204,11 @@ def own_setting(name: str, value: Any) -> tuple[str, Any]:
     """Return the name of this package for a setting of vLLM, with dashes, and its value."""
     name = name.replace("_", "-")
     same = SAME.get(f"--{name}", f"--{name}").removeprefix("--")
-    return (same.removeprefix("no-"), not value) if same.startswith("no-") and same != name else (same, value)
+    return (
+        (same.removeprefix("no-"), not value)
+        if same.startswith("no-") and same != name
+        else (same, value)
+    )
 
 
 def has_no_effect(name: str, value: Any) -> bool:
@@ -135,13 +228,16 @@ def has_no_effect(name: str, value: Any) -> bool:
 
 def _known(name: str, may_negate: bool) -> Known | None:
     """The row of a flag without effect; None for one that vLLM does not have. Raises ValueError for refused ones."""
-    taken, refused = taken_flags(), refused_flags()
+    taken = taken_flags()
+    refused = refused_flags()
     if name in refused:
         raise ValueError(f"argument --{name}: {_REFUSED}: {refused[name]}")
     known = taken.get(name)
     if known is None and may_negate and name.startswith("no-"):
         positive = name.removeprefix("no-")
-        known = taken.get(positive) or (Known("", refused[positive]) if positive in refused else None)
+        known = taken.get(positive) or (
+            Known("", refused[positive]) if positive in refused else None
+        )
         return None if known is None else Known("", known.reason)
     return known
 
@@ -152,7 +248,7 @@ def check_value(known: Known, value: Any) -> None:
         raise ValueError(f"must be {' or '.join(known.only)}, got {value!r}: {known.reason}")
 
 
-def _values(mark: str, rest: list[str]) -> list[str]:
+def values_after(mark: str, rest: list[str]) -> list[str]:
     """Take the values of a flag from the words after it."""
     found: list[str] = []
     while rest and mark and not (rest[0].startswith("-") and not _NUMBER.fullmatch(rest[0])):

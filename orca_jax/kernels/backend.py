@@ -23,7 +23,8 @@ class Backend(NamedTuple):
     # GPUs of which it is the default: the bounds of the first number of CUDA's compute capability, both inclusive.
     least_capability: int = 0
     greatest_capability: int | None = None
-    is_plain: bool = False  # plain XLA: it needs no self-test, and on accelerators it is slower than a kernel
+    # plain XLA: it needs no self-test, and on accelerators it is slower than a kernel
+    is_plain: bool = False
 
     def load(self) -> Any:
         """The module with its functions."""
@@ -44,7 +45,9 @@ class Backend(NamedTuple):
     def refusal_of_device(self, device: jax.Device) -> str | None:
         """The reason why the backend must not run on this device, whatever the shapes, or None if it can."""
         refuse = getattr(self.load(), "refusal_of_device", None)
-        return None if refuse is None else refuse(device)
+        if refuse is None:
+            return None
+        return refuse(device)
 
 
 def named_backend(backends: Sequence[Backend], name: str) -> Backend | None:
@@ -67,8 +70,13 @@ def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> l
                 break
             reasons.append(reason)
         elif backend.platform == device.platform:
-            least, greatest = backend.least_capability, backend.greatest_capability
-            bound = f"{least}" if least == greatest else f"{least} to {greatest}" if greatest else f"{least} or more"
+            least = backend.least_capability
+            greatest = backend.greatest_capability
+            bound = f"{least} or more"
+            if least == greatest:
+                bound = f"{least}"
+            elif greatest:
+                bound = f"{least} to {greatest}"
             reasons.append(f"{backend.name!r} is for GPUs of compute capability {bound}")
     return reasons
 
@@ -81,8 +89,19 @@ def known_backend(operation: str, backends: Sequence[Backend], name: str) -> Bac
     return found
 
 
+def defaults(backends: Sequence[Backend]) -> dict[str | None, Backend]:
+    """The first backend of each platform; that of None is for all other platforms."""
+    first: dict[str | None, Backend] = {}
+    for backend in backends:
+        first.setdefault(backend.platform, backend)
+    return first
+
+
 def run_backend[T](
-    operation: str, backends: Sequence[Backend], call: Callable[[Any], T], implementation: str | None = None
+    operation: str,
+    backends: Sequence[Backend],
+    call: Callable[[Any], T],
+    implementation: str | None = None,
 ) -> T:
     """Trace an operation that all its backends can do on every platform.
 
@@ -97,10 +116,10 @@ def run_backend[T](
     """
     if implementation is not None:
         return call(known_backend(operation, backends, implementation).load())
-    first: dict[str | None, Backend] = {}
-    for backend in backends:
-        first.setdefault(backend.platform, backend)
-    calls = {platform or "default": partial(call, backend.load()) for platform, backend in first.items()}
+    calls = {
+        platform or "default": partial(call, backend.load())
+        for platform, backend in defaults(backends).items()
+    }
     if len(calls) == 1:
         return calls["default"]()
     out: T = jax.lax.platform_dependent(**calls)
@@ -110,4 +129,6 @@ def run_backend[T](
 def _capability(device: jax.Device) -> int:
     """The first number of CUDA's compute capability; 0 for all other devices, some of which have words instead."""
     first, _, _ = str(getattr(device, "compute_capability", "")).partition(".")
-    return int(first) if first.isdigit() else 0
+    if not first.isdigit():
+        return 0
+    return int(first)

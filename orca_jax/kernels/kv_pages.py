@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
-from orca_jax.config import PageLayout
+from orca_jax.values.config import PageLayout
 
 LAYOUTS: tuple[PageLayout, ...] = get_args(PageLayout)
 _SMALLEST_SCALE = 1e-30  # for a page of zeros
@@ -55,7 +55,9 @@ class HeadMajorPages(NamedTuple):
     @property
     def dtype(self) -> jnp.dtype:
         """Type of the stored values; bytes are those of e4m3."""
-        return jnp.dtype(jnp.float8_e4m3fn) if self.k.dtype == jnp.uint8 else self.k.dtype
+        if self.k.dtype == jnp.uint8:
+            return jnp.dtype(jnp.float8_e4m3fn)
+        return self.k.dtype
 
     @property
     def is_quantised(self) -> bool:
@@ -124,7 +126,9 @@ def pages_shape(
     """Abstract pages: shapes and dtypes without memory. `num_pages` counts the pages of all layers (N)."""
 
     def scales(*shape: int) -> jax.ShapeDtypeStruct | None:
-        return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) if needs_scales(dtype) else None
+        if not needs_scales(dtype):
+            return None
+        return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32)
 
     if layout == "token_major" and has_values:
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
@@ -137,10 +141,14 @@ def pages_shape(
 
 def _head_major(page: Any, scale: Any, has_values: bool) -> HeadMajorPages:
     """Pages with the same of all arrays: shapes, or partitions."""
-    return HeadMajorPages(page, page, scale, scale) if has_values else HeadMajorPages(page, None, scale)
+    if has_values:
+        return HeadMajorPages(page, page, scale, scale)
+    return HeadMajorPages(page, None, scale)
 
 
-def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype, *, has_values: bool = True) -> KVPages:
+def pages_spec(
+    layout: PageLayout, axis: str | None, dtype: jnp.dtype, *, has_values: bool = True
+) -> KVPages:
     """A tree like the pages, of `PartitionSpec`: heads are split over the mesh axis `axis`."""
     is_quantised = needs_scales(dtype)
     if layout == "token_major" and has_values:
@@ -177,10 +185,14 @@ def lack_of_tiles(pages: KVPages) -> str | None:
 
 def as_bytes(values: Num[Array, "*any"]) -> Num[Array, "*any"]:
     """The form of values in head-major pages: e4m3 as bytes, other types unchanged."""
-    return lax.bitcast_convert_type(values, jnp.uint8) if values.dtype == jnp.float8_e4m3fn else values
+    if values.dtype == jnp.float8_e4m3fn:
+        return lax.bitcast_convert_type(values, jnp.uint8)
+    return values
 
 
-def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
+def slots(
+    k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype
+) -> Num[Array, "T W"]:
     """K and V of each token in the layout and type of one slot of token-major pages."""
     return jnp.stack([k, v], axis=2).astype(dtype).reshape(k.shape[0], -1)
 
@@ -190,8 +202,12 @@ def read_page(
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
     """K and V of one page in `dtype`, for every layout and stored type; quantised pages need float32."""
 
-    def read(values: Num[Array, "N K D S"], scale: Float[Array, "N K S"] | None) -> Float[Array, "K D S"]:
-        return _times(widened(lax.dynamic_index_in_dim(values, page, keepdims=False), dtype), scale, page)
+    def read(
+        values: Num[Array, "N K D S"], scale: Float[Array, "N K S"] | None
+    ) -> Float[Array, "K D S"]:
+        return _times(
+            widened(lax.dynamic_index_in_dim(values, page, keepdims=False), dtype), scale, page
+        )
 
     if isinstance(pages, HeadMajorPages):
         k = read(pages.k, pages.k_scale)
@@ -200,12 +216,18 @@ def read_page(
     kv = kv.reshape(pages.page_size, -1, 2, head_dim)
     k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
     scales = page_scales(pages, page)
-    return (k, v) if scales is None else (k * scales[0][:, None, None], v * scales[1][:, None, None])
+    if scales is None:
+        return (k, v)
+    return (k * scales[0][:, None, None], v * scales[1][:, None, None])
 
 
-def _times(values: Float[Array, "K D S"], scale: Float[Array, "N K S"] | None, page: Array) -> Float[Array, "K D S"]:
+def _times(
+    values: Float[Array, "K D S"], scale: Float[Array, "N K S"] | None, page: Array
+) -> Float[Array, "K D S"]:
     """The values of a head-major page, with the scales of its tokens."""
-    return values if scale is None else values * lax.dynamic_index_in_dim(scale, page)[0][:, None]
+    if scale is None:
+        return values
+    return values * lax.dynamic_index_in_dim(scale, page)[0][:, None]
 
 
 def write_pages(
@@ -224,19 +246,27 @@ def write_pages(
             bits unless a larger value is added.
     """
     quantise = jax.vmap(lambda values, least: _quantise(values, pages.dtype, least))
-    (k, k_scale), (v, v_scale) = (quantise(x, bound) for x, bound in zip(values, least, strict=True))
+    (k, k_scale), (v, v_scale) = (
+        quantise(x, bound) for x, bound in zip(values, least, strict=True)
+    )
     kv = jnp.stack([k, v], axis=2).transpose(0, 4, 1, 2, 3).reshape(-1, *pages.kv.shape[1:])
     scale = jnp.stack([k_scale, v_scale], axis=-1).reshape(-1, 1, 2 * k.shape[1])
 
     def put(pool: Array, new: Array) -> Array:
         return pool.at[page].set(new, mode="drop", unique_indices=True)
 
-    return TokenMajorPages(put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale))
+    return TokenMajorPages(
+        put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale)
+    )
 
 
-def page_scales(pages: TokenMajorPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
+def page_scales(
+    pages: TokenMajorPages, page: Int[Array, ""]
+) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
     """Scales of K and of V in one token-major page; None if pages are not quantised."""
-    return None if pages.scale is None else (pages.scale[page, 0, 0::2], pages.scale[page, 0, 1::2])
+    if pages.scale is None:
+        return None
+    return (pages.scale[page, 0, 0::2], pages.scale[page, 0, 1::2])
 
 
 def page_tokens(
@@ -264,7 +294,9 @@ def viewed(pages: KVPages, num_kv_heads: int, head_dim: int) -> KVPages:
 
 def like(view: KVPages, pages: KVPages) -> KVPages:
     """The memory of a view in the shape of `pages` again."""
-    whole: KVPages = jax.tree.map(lambda new, old: lax.optimization_barrier(new).reshape(old.shape), view, pages)
+    whole: KVPages = jax.tree.map(
+        lambda new, old: lax.optimization_barrier(new).reshape(old.shape), view, pages
+    )
     return whole
 
 
@@ -283,7 +315,9 @@ def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> K
         source, target = blocks[index // num_layers] + index % num_layers * num_blocks
 
         def of_array(values: Array) -> Array:
-            return lax.dynamic_update_index_in_dim(values, lax.dynamic_index_in_dim(values, source), target, 0)
+            return lax.dynamic_update_index_in_dim(
+                values, lax.dynamic_index_in_dim(values, source), target, 0
+            )
 
         copied: KVPages = jax.tree.map(of_array, pages)
         return copied
@@ -294,7 +328,9 @@ def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> K
 
 def largest_stored(dtype: jnp.dtype) -> float:
     """The largest magnitude of a stored value in quantised pages of this type."""
-    return float(jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max)
+    return float(
+        jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max
+    )
 
 
 def scales_of(
@@ -314,7 +350,9 @@ def scales_of(
     return jnp.maximum(grown, _SMALLEST_SCALE)
 
 
-def quantise_tokens(tokens: Float[Array, "T K D"], dtype: jnp.dtype) -> tuple[Num[Array, "T K D"], Float[Array, "T K"]]:
+def quantise_tokens(
+    tokens: Float[Array, "T K D"], dtype: jnp.dtype
+) -> tuple[Num[Array, "T K D"], Float[Array, "T K"]]:
     """Values of each token in `dtype`, and the scale of each token and head, for head-major pages."""
     tokens = tokens.astype(jnp.float32)
     largest = jnp.abs(tokens).max(axis=2)
@@ -322,7 +360,9 @@ def quantise_tokens(tokens: Float[Array, "T K D"], dtype: jnp.dtype) -> tuple[Nu
     return _stored(tokens / scale[..., None], dtype), scale
 
 
-def stored_tokens(pages: HeadMajorPages, k: Float[Array, "T K D"], v: Float[Array, "T K D"] | None) -> list[Array]:
+def stored_tokens(
+    pages: HeadMajorPages, k: Float[Array, "T K D"], v: Float[Array, "T K D"] | None
+) -> list[Array]:
     """What each pool of head-major pages stores of all tokens: [T, K, D], and scales [T, K] of quantised ones."""
     parts = [k] if v is None else [k, v]
     if not pages.is_quantised:

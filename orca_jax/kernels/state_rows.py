@@ -23,7 +23,8 @@ class StateRows(NamedTuple):
     query_len: Int[Array, " R"]  # 0 for rows without a request: they write nothing
     source: Int[Array, " R"]  # index of the state before the first token
     target: Int[Array, " R"]  # index of the state after the last token
-    is_fresh: Bool[Array, " R"]  # the first token is that of position 0: the state before it is zeros, `source` unread
+    # the first token is that of position 0: the state before it is zeros, `source` unread
+    is_fresh: Bool[Array, " R"]
 
     def of_layer(self, first: int | Int[Array, ""]) -> "StateRows":
         """The rows with indices of a layer whose states begin at index `first` of the pool."""
@@ -43,7 +44,9 @@ def token_rows(rows: StateRows, num_tokens: int) -> TokenRows:
     offset = jnp.arange(num_tokens, dtype=jnp.int32)[:, None] - rows.query_start
     is_in = (offset >= 0) & (offset < rows.query_len)  # [T, R]
     row = jnp.argmax(is_in, axis=1).astype(jnp.int32)
-    return TokenRows(row, jnp.take_along_axis(offset, row[:, None], axis=1)[:, 0], is_in.any(axis=1))
+    return TokenRows(
+        row, jnp.take_along_axis(offset, row[:, None], axis=1)[:, 0], is_in.any(axis=1)
+    )
 
 
 def states_before(states: Num[Array, "N *S"], rows: StateRows) -> Num[Array, "R *S"]:
@@ -53,7 +56,9 @@ def states_before(states: Num[Array, "N *S"], rows: StateRows) -> Num[Array, "R 
     return jnp.where(_like(rows.is_fresh, found), 0, found)
 
 
-def write_states(states: Num[Array, "N *S"], rows: StateRows, new: Num[Array, "R *S"]) -> Num[Array, "N *S"]:
+def write_states(
+    states: Num[Array, "N *S"], rows: StateRows, new: Num[Array, "R *S"]
+) -> Num[Array, "N *S"]:
     """The pool with the new states of the present requests."""
     target = jnp.where(rows.query_len > 0, rows.target, states.shape[0])
     return states.at[target].set(new.astype(states.dtype), mode="drop")

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections import Counter
 
-from orca_jax.errors import RequestError
 from orca_jax.link.calls import EngineCalls, SendCall
 from orca_jax.link.errors import LinkError, Unavailable
 from orca_jax.link.wire import LoadAdapter, UnloadAdapter
+from orca_jax.values.errors import RequestError
 
 MOST_ENDS = 2  # of engines, while they load one adapter again
 
@@ -30,7 +30,8 @@ class ServedAdapters:
         self.loaded: dict[str, str] = {}
         self.lost: dict[str, str] = {}
         self._calls = calls
-        self._ends: Counter[str] = Counter()  # of engines, by the adapter that they were loading again
+        # of engines, by the adapter that they were loading again
+        self._ends: Counter[str] = Counter()
 
     async def load(self, name: str, path: str) -> str:
         """Load an adapter. Returns a note about it, or an empty text. Raises as `EngineCalls.ask` does."""
@@ -87,4 +88,6 @@ class ServedAdapters:
     def _lose(self, name: str, reason: str) -> None:
         self.loaded.pop(name, None)
         self.lost[name] = reason
-        logger.error("the adapter %s is not loaded any more: %s; requests for it are refused", name, reason)
+        logger.error(
+            "the adapter %s is not loaded any more: %s; requests for it are refused", name, reason
+        )

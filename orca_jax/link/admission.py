@@ -41,13 +41,20 @@ class Admission:
         self._max_tokens = config.max_num_queued_tokens
 
     def admit(self, prompt_lengths: Sequence[int]) -> None:
-        """Add the requests of a call.
+        """Add the requests of a call. Raises the same errors as `check`."""
+        self.check(prompt_lengths)
+        self.open_requests += len(prompt_lengths)
+        self.waiting_tokens += sum(prompt_lengths)
+
+    def check(self, prompt_lengths: Sequence[int]) -> None:
+        """Refuse a call for which there is no room, also before its prompts are made.
 
         Raises:
             Overloaded: the queue has no room now.
             CallTooLarge: the call is larger than the queue.
         """
-        count, tokens = len(prompt_lengths), sum(prompt_lengths)
+        count = len(prompt_lengths)
+        tokens = sum(prompt_lengths)
         limit = self.num_rows + self._max_queued
         if count > limit:
             message = f"this call makes {count} requests, but the server holds at most {limit} at once; split the call"
@@ -59,8 +66,6 @@ class Admission:
             raise Overloaded("the queue is full; try again later", "queue_full")
         if self.waiting_tokens + tokens > self._max_tokens:
             raise Overloaded("too many prompt tokens are queued; try again later", "overloaded")
-        self.open_requests += count
-        self.waiting_tokens += tokens
 
     def started(self, prompt_length: int) -> None:
         """Count the first update of a request with this prompt length."""

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from orca_jax.errors import RequestError
 from orca_jax.link.wire import EngineAnswer, EngineCall, EngineChange
+from orca_jax.values.errors import RequestError
 
 SendCall = Callable[[EngineCall], None]
 
@@ -52,7 +52,8 @@ class EngineCalls:
 
     def fail(self, error: Exception) -> None:
         """End all calls with an error: the engine has ended, or the server stops."""
-        calls, self._open = self._open, {}
+        calls = self._open
+        self._open = {}
         for future in calls.values():
             if not future.done():
                 future.set_exception(error)

@@ -34,9 +34,9 @@ from orca_jax.link.wire import (
     Updates,
     Watch,
 )
-from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import EngineSummary
+from orca_jax.values.request import RequestUpdate
+from orca_jax.values.startup import EngineSummary
 
 MAX_UNREAD = 2048  # updates per request that may wait for a reader; more of them end the call
 
@@ -66,7 +66,13 @@ class OpenCall:
     An async context manager: leaving it aborts the requests that have not ended. The first error does so too.
     """
 
-    def __init__(self, client: "EngineClient", requests: Sequence[Submit], limits: Deadlines) -> None:
+    def __init__(
+        self,
+        client: "EngineClient",
+        requests: Sequence[Submit],
+        limits: Deadlines,
+        quiet: float | None = None,
+    ) -> None:
         # Prompt lengths of the requests without an update so far; the client removes them.
         self.waiting = {request.request_id: len(request.prompt_ids) for request in requests}
         self._client = client
@@ -77,6 +83,12 @@ class OpenCall:
         self._news = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
         self.weight_version = 0  # of the weights that made the updates so far
+        self._quiet = quiet
+        self._heard = 0.0  # time of the last message, on the clock of the loop
+        self._quiet_timer: asyncio.TimerHandle | None = None
+        if quiet is not None:
+            self._heard = asyncio.get_running_loop().time()
+            self._look()
         for seconds, end in ((limits.queue, self._end_if_waiting), (limits.total, self._end_late)):
             if seconds is not None:
                 self._timers.append(asyncio.get_running_loop().call_later(seconds, end))
@@ -84,13 +96,16 @@ class OpenCall:
     async def receive(self) -> list[RequestUpdate | Rejected]:
         """Wait for messages about these requests; return all that have arrived, in the engine's order.
 
+        The list is empty each time a quiet period has passed without a message.
+
         Raises:
             Exception: the argument of `fail`, after the messages before it.
         """
         await self._news.wait()
         if not self._unread and self._error is not None:
             raise self._error
-        messages, self._unread = self._unread, []
+        messages = self._unread
+        self._unread = []
         if self._error is None:
             self._news.clear()
         return messages
@@ -99,6 +114,8 @@ class OpenCall:
         """Add a message for `receive`. The client calls this in the engine's order."""
         self._unread.append(message)
         self._news.set()
+        if self._quiet is not None:
+            self._heard = asyncio.get_running_loop().time()
         if len(self._unread) > self._max_unread:
             self._unread.clear()  # the rest of a text with a gap is useless
             self.fail(TimedOut("the client reads the answer too slowly", "client_too_slow"))
@@ -121,7 +138,10 @@ class OpenCall:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._end()
         self._client.close(self)
@@ -129,10 +149,20 @@ class OpenCall:
         self._error = None
 
     def _end(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        for timer in (*self._timers, self._quiet_timer):
+            if timer is not None:
+                timer.cancel()
         for request_id in self._ids:
             self._client.abort(request_id)
+
+    def _look(self) -> None:
+        """Let `receive` return if nothing was heard for a quiet period, and look again after the next one."""
+        assert self._quiet is not None, "only calls with quiet periods look"
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._heard + self._quiet:
+            self._heard = loop.time()
+            self._news.set()
+        self._quiet_timer = loop.call_at(self._heard + self._quiet, self._look)
 
     def _end_if_waiting(self) -> None:
         if self.waiting:
@@ -140,7 +170,9 @@ class OpenCall:
             self.fail(TimedOut(message, "queue_timeout"))
 
     def _end_late(self) -> None:
-        message = "the request took longer than its timeout allows; ask for fewer tokens or for more time"
+        message = (
+            "the request took longer than its timeout allows; ask for fewer tokens or for more time"
+        )
         self.fail(TimedOut(message, "timeout"))
 
 
@@ -165,13 +197,16 @@ class EngineClient:
     """
 
     def __init__(
-        self, config: ServerConfig, on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
+        self,
+        config: ServerConfig,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None,
     ) -> None:
         self.state: EngineState = "loading"
         self.running = 0
         self.waiting = 0
         self.self_tests: dict[str, str] = {}
         self.summary: EngineSummary | None = None
+        self.reads = frozenset[str]()
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -198,7 +233,23 @@ class EngineClient:
         """A request id that no other request of this client has."""
         return f"r{next(self._numbers)}"
 
-    def open(self, requests: Sequence[Submit], deadlines: Deadlines = NO_DEADLINES) -> OpenCall:
+    def check_room(self, prompt_lengths: Sequence[int]) -> None:
+        """Refuse a call before its prompts are made.
+
+        Raises:
+            Unavailable: the engine does not serve.
+            Overloaded: the queue is full.
+            CallTooLarge: the call is larger than the queue.
+        """
+        self._serving_link()
+        self._admission.check(prompt_lengths)
+
+    def open(
+        self,
+        requests: Sequence[Submit],
+        deadlines: Deadlines = NO_DEADLINES,
+        quiet: float | None = None,
+    ) -> OpenCall:
         """Submit the requests of one call, all or none. Leave the returned call to end it.
 
         They enter the scheduler between the same two iterations, except those that wait for a grammar.
@@ -209,6 +260,7 @@ class EngineClient:
         Args:
             requests: requests with ids from `new_request_id`.
             deadlines: seconds from now, for the whole call.
+            quiet: seconds without a message after which `receive` returns an empty list; None: it waits.
 
         Raises:
             Unavailable: the engine does not serve.
@@ -218,7 +270,7 @@ class EngineClient:
         link = self._serving_link()
         self._admission.admit([len(request.prompt_ids) for request in requests])
         limits = deadlines.within(self._limits)
-        call = OpenCall(self, requests, limits)
+        call = OpenCall(self, requests, limits, quiet)
         self._calls.add(call)
         self.idle.clear()
         for left, request in enumerate(requests, 1 - len(requests)):
@@ -242,7 +294,9 @@ class EngineClient:
             if self._link is not None:
                 self._link.send(Abort(request_id))
 
-    async def update_weights(self, source: str, version: int | None = None, *, aborts: bool = False) -> int:
+    async def update_weights(
+        self, source: str, version: int | None = None, *, aborts: bool = False
+    ) -> int:
         """Replace the weights by those of the checkpoint `source`, and return their version.
 
         The engine serves while it reads them. The calls that are open then finish with the old weights, or are aborted
@@ -271,6 +325,7 @@ class EngineClient:
         self._weight_version = 0
         self.self_tests = ready.self_tests
         self.summary = ready.summary
+        self.reads = ready.reads
         self._move("ready")
         self.feed.resume()
         paths = self._config.engine.lora_paths
@@ -305,7 +360,8 @@ class EngineClient:
         """Route a message of the engine."""
         match message:
             case Updates(updates, running, waiting):
-                self.running, self.waiting = running, waiting
+                self.running = running
+                self.waiting = waiting
                 self._weight_version = message.weight_version
                 for update in updates:
                     self._deliver(update, is_last=update.finish_reason is not None)
@@ -337,7 +393,7 @@ class EngineClient:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
     def _send_call(self, call: EngineCall) -> None:
-        """Send a call. A server that drains still lets the engine replace the weights that it has read."""
+        """Send a call. While the server drains, only a call that replaces weights is sent."""
         link = self._link
         if link is None or not isinstance(call.change, ReplaceWeights):
             link = self._serving_link()

@@ -20,7 +20,9 @@ class EngineWatch:
         send: sends a message to the front end.
     """
 
-    def __init__(self, engine: Engine, head: TimelineHeader, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, engine: Engine, head: TimelineHeader, send: Callable[[Message], None]
+    ) -> None:
         self._engine = engine
         self._head = head
         self._send = send

@@ -1,4 +1,4 @@
-"""Reasons for a call without an answer from the engine. `openai/errors.py` makes HTTP answers of them.
+"""Reasons for a call without an answer from the engine. `serve/openai/errors.py` makes HTTP answers of them.
 
 LinkError
 |- Unavailable    no engine serves: it is loading, draining or hung, or it has ended
@@ -41,6 +41,8 @@ class CallTooLarge(LinkError):
 class TimedOut(LinkError):
     """A time limit was reached. `code` names it: the wait for a first token, the whole call, or a slow client."""
 
-    def __init__(self, message: str, code: Literal["queue_timeout", "timeout", "client_too_slow"]) -> None:
+    def __init__(
+        self, message: str, code: Literal["queue_timeout", "timeout", "client_too_slow"]
+    ) -> None:
         super().__init__(message)
         self.code = code

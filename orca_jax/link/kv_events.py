@@ -18,10 +18,11 @@ from typing import Self
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
-from orca_jax.errors import ConfigError
-from orca_jax.request import Adapter
 from orca_jax.server_config import KvEvents
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import Adapter
 
 MEDIUM = "GPU"  # the name of vLLM and its routers for the memory of the engine's own device
 DATA_PARALLEL_RANK = 0
@@ -90,28 +91,44 @@ class KvEventPublisher:
         self._context = zmq.Context()
         self._context.linger = 0
         socket = self._bound(zmq.PUB, settings.endpoint, "kv_events_endpoint", QUEUED_MESSAGES)
-        self._sender = threading.Thread(target=self._send_all, args=(socket,), daemon=True, name="kv-events")
+        self._sender = threading.Thread(
+            target=self._send_all, args=(socket,), daemon=True, name="kv-events"
+        )
         self._replayer: threading.Thread | None = None
         if settings.replay_endpoint is not None:
             router = self._bound(
-                zmq.ROUTER, settings.replay_endpoint, "kv_events_replay_endpoint", 2 * KEPT_BATCHES, beside=socket
+                zmq.ROUTER,
+                settings.replay_endpoint,
+                "kv_events_replay_endpoint",
+                2 * KEPT_BATCHES,
+                beside=socket,
             )
-            self._replayer = threading.Thread(target=self._replay_all, args=(router,), daemon=True, name="kv-replay")
+            self._replayer = threading.Thread(
+                target=self._replay_all, args=(router,), daemon=True, name="kv-replay"
+            )
             self._replayer.start()
         self._sender.start()
 
     def stored(
-        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None, group: int
+        self,
+        digest: bytes,
+        parent: bytes | None,
+        ids: Sequence[int],
+        salt: str,
+        adapter: Adapter | None,
+        group: int,
     ) -> None:
-        extra: list[list[str] | None] | None = None
-        if (salt or adapter) and parent is None:
-            keys = [sha256(salt.encode()).hexdigest()] if salt else []
-            extra = [keys if adapter is None else [*keys, adapter.key]]
-        before = None if parent is None else _hash_of(parent)
-        name = None if adapter is None else adapter.name
-        event = BlockStored(
-            [_hash_of(digest)], before, list(ids), len(ids), lora_name=name, extra_keys=extra, group_idx=group
-        )
+        event = BlockStored([_hash_of(digest)], None, list(ids), len(ids), group_idx=group)
+        keys: list[str] = []
+        if salt:
+            keys.append(sha256(salt.encode()).hexdigest())
+        if adapter is not None:
+            event = replace(event, lora_name=adapter.name)
+            keys.append(adapter.key)
+        if parent is not None:
+            event = replace(event, parent_block_hash=_hash_of(parent))
+        elif keys:
+            event = replace(event, extra_keys=[keys])
         self._queue.put(event)
 
     def removed(self, digest: bytes, group: int) -> None:
@@ -130,7 +147,12 @@ class KvEventPublisher:
         self.close()
 
     def _bound(
-        self, kind: int, endpoint: str, param: str, limit: int, beside: "zmq.Socket[bytes] | None" = None
+        self,
+        kind: int,
+        endpoint: str,
+        param: str,
+        limit: int,
+        beside: "zmq.Socket[bytes] | None" = None,
     ) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set_hwm(limit)
@@ -148,7 +170,8 @@ class KvEventPublisher:
 
     def _send_all(self, socket: "zmq.Socket[bytes]") -> None:
         number = 0
-        events: list[CacheEvent] = [AllBlocksCleared()]  # those of an earlier engine at this address
+        # those of an earlier engine at this address
+        events: list[CacheEvent] = [AllBlocksCleared()]
         is_last = False
         with socket:
             while events:
@@ -157,7 +180,9 @@ class KvEventPublisher:
                     self._kept.append((number, payload))
                 socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
                 number += 1
-                events, is_last = ([], True) if is_last else self._next()
+                if is_last:
+                    return
+                events, is_last = self._next()
 
     def _next(self) -> tuple[list[CacheEvent], bool]:
         """Wait for events; return them, and True if none will follow."""
@@ -176,11 +201,12 @@ class KvEventPublisher:
                 *address, start = router.recv_multipart()
                 if not address or len(start) != 8:
                     continue
+                first = int.from_bytes(start, "big")
                 with self._lock:
-                    kept = list(self._kept)
-                for number, payload in kept:
-                    if number >= int.from_bytes(start, "big"):
-                        router.send_multipart((*address, self._topic, number.to_bytes(8, "big"), payload))
+                    wanted = [kept for kept in self._kept if kept[0] >= first]
+                for number, payload in wanted:
+                    parts = self._topic, number.to_bytes(8, "big"), payload
+                    router.send_multipart((*address, *parts))
                 router.send_multipart((*address, b"", END_OF_REPLAY, b""))
 
 
@@ -188,13 +214,13 @@ def joined(events: Iterable[CacheEvent]) -> list[CacheEvent]:
     """Join neighbours: pages that follow each other in one prompt, and removed pages. Changes lists of the events."""
     result: list[CacheEvent] = []
     for event in events:
-        match result[-1] if result else None, event:
-            case BlockStored() as last, BlockStored() as new if _follows(new, last):
+        match result[-1:], event:
+            case [BlockStored() as last], BlockStored() as new if _follows(new, last):
                 last.block_hashes.extend(new.block_hashes)
                 last.token_ids.extend(new.token_ids)
                 if last.extra_keys is not None:
                     last.extra_keys.append(None)
-            case BlockRemoved() as last, BlockRemoved() as new if new.group_idx == last.group_idx:
+            case [BlockRemoved() as last], BlockRemoved() as new if new.group_idx == last.group_idx:
                 last.block_hashes.extend(new.block_hashes)
             case _:
                 result.append(event)

@@ -14,7 +14,6 @@ from typing import Any
 from orca_jax.assembly.adapters import AdapterReader, ReadAdapter
 from orca_jax.assembly.built import Built, PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
-from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.prepare import ADAPTERS, GRAMMARS, PendingWork, Preparation
 from orca_jax.link.watch import ProgressWatch, limit_and_place, step_limit
@@ -38,8 +37,9 @@ from orca_jax.link.wire import (
     Updates,
     Watch,
 )
-from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
-from orca_jax.step import ExecutorStats, Handle
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Constraint, RequestUpdate, StructuredOutput
+from orca_jax.values.step import ExecutorStats, Handle
 
 SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
 
@@ -75,7 +75,9 @@ class EngineStatus:
     everywhere. A step without effect is none, so an engine that turns in vain is found too.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, watch: ProgressWatch | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, watch: ProgressWatch | None = None
+    ) -> None:
         self._clock = clock
         self._watch = watch or ProgressWatch(clock)
         self._phase: Phase = "loading"
@@ -87,7 +89,8 @@ class EngineStatus:
         self._engine: EngineStats | None = None
         self._executor: ExecutorStats | None = None
         self._next_sample = 0.0
-        self.late: Callable[[], tuple[int, int]] = lambda: (0, 0)  # grammars and adapters that were given up
+        # grammars and adapters that were given up
+        self.late: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def enter(self, phase: Phase) -> None:
         """Note that the main thread begins something long or, with "serving", is ready for work."""
@@ -96,7 +99,8 @@ class EngineStatus:
 
     def watch(self, engine: Engine) -> None:
         """Note that the calling thread runs this engine from now on."""
-        self._source, self._thread = engine, threading.get_ident()
+        self._source = engine
+        self._thread = threading.get_ident()
 
     def work(self, *, is_progress: bool = True) -> None:
         """Note that the main thread has work: a message (no progress while a device computes), an update, or a turn."""
@@ -115,7 +119,9 @@ class EngineStatus:
     def sample(self, engine: Engine) -> None:
         """Copy the engine's statistics for the next heartbeats."""
         grammars, adapters = self.late()
-        self._engine = dataclasses.replace(engine.stats, late_grammars=grammars, late_adapters=adapters)
+        self._engine = dataclasses.replace(
+            engine.stats, late_grammars=grammars, late_adapters=adapters
+        )
         self._executor = dataclasses.replace(engine.executor.stats)
         self._next_sample = self._clock() + SNAPSHOT_SECONDS
 
@@ -123,9 +129,14 @@ class EngineStatus:
         """The message of this moment; called by the heartbeat thread."""
         engine = self._source
         if engine is None or self._phase != "serving":
-            return Heartbeat(self._phase, max(0.0, self._clock() - self._since), self._engine, self._executor)
-        busy = self._watch.look(self._turns + engine.progress if self._has_work else None)
-        limit, place = limit_and_place(step_limit(engine.executor.expected_seconds), busy, self._thread)
+            return Heartbeat(
+                self._phase, max(0.0, self._clock() - self._since), self._engine, self._executor
+            )
+        turns = self._turns + engine.progress
+        busy = self._watch.look(turns if self._has_work else None)
+        limit, place = limit_and_place(
+            step_limit(engine.executor.expected_seconds), busy, self._thread
+        )
         return Heartbeat(self._phase, busy, self._engine, self._executor, limit, place)
 
 
@@ -142,6 +153,7 @@ def ready_message(built: Built) -> Ready:
         self_tests={test.implementation: test.result for test in built.self_tests},
         summary=built.summary,
         adapters=tuple(built.engine.pool.adapters.named),
+        reads=built.reads,
     )
 
 
@@ -173,51 +185,62 @@ class EngineLoop:
     ) -> None:
         self._engine = engine
         self._inbox = inbox
-        self._updates = WeightUpdates(engine, prepare_update, self._report_prepared, send, status.work)
+        self._updates = WeightUpdates(
+            engine, prepare_update, self._report_prepared, send, status.work
+        )
         self._send = send
         self._status = status
         self._compile = compiler
         self._reader = reader
         self._live = live
-        self._grammars, self._adapters = Preparation(GRAMMARS), Preparation(ADAPTERS)
+        self._grammars = Preparation(GRAMMARS)
+        self._adapters = Preparation(ADAPTERS)
         self._compiling: dict[str, PendingWork] = {}
-        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
+        # starts its thread when it is needed
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")
         self._awaited: Handle | None = None  # the last iteration given to the waiter
         self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
-        self._is_in_call = False  # the next request of the same call must come before the next iteration
+        # the next request of the same call must come before the next iteration
+        self._is_in_call = False
         status.late = lambda: (self._grammars.num_late, self._adapters.num_late)
         status.sample(engine)
 
     def run_engine(self) -> None:
         """Step while there is work, otherwise wait for messages; return when the front end has gone."""
-        engine, status = self._engine, self._status
+        engine = self._engine
+        status = self._status
         status.watch(engine)
         try:
-            while True:
-                while not engine.has_work or self._has_message() or self._is_in_call:
-                    if not engine.has_work:
-                        if not self._has_message():
-                            status.sample(engine)  # the state of an idle engine, too
-                        status.rest()
-                    message = self._received.popleft() if self._received else self._inbox.get()
-                    if message is None:
-                        return
-                    status.work(is_progress=not self._is_computing())
-                    self._take(message)
-                    if self._updates.is_due:
-                        self._replace_weights()
+            while self._take_messages():
                 updates = engine.step(self._wait)
                 status.end_step(engine)
-                if updates or not engine.has_work:  # a late-found end frees its row without an update
+                # a late-found end frees its row without an update
+                if updates or not engine.has_work:
                     status.work()
                     self._send_updates(updates)
-                    if self._updates.is_due:
-                        self._replace_weights()
+                    self._replace_weights()
         finally:
             self._updates.close()
             self._grammars.close()
             self._adapters.close()
             self._waiter.shutdown(wait=False, cancel_futures=True)
+
+    def _take_messages(self) -> bool:
+        """Take messages until an iteration is to be run; False if the front end has gone."""
+        engine = self._engine
+        status = self._status
+        while not engine.has_work or self._has_message() or self._is_in_call:
+            if not engine.has_work and not self._has_message():
+                status.sample(engine)  # the state of an idle engine, too
+            if not engine.has_work:
+                status.rest()
+            message = self._received.popleft() if self._received else self._inbox.get()
+            if message is None:
+                return False
+            status.work(is_progress=not self._is_computing())
+            self._take(message)
+            self._replace_weights()
+        return True
 
     def _wait(self, oldest: Handle) -> bool:
         """Wait for a result or a message, the first one to come; True if it is the result."""
@@ -249,11 +272,18 @@ class EngineLoop:
     def _send_updates(self, updates: list[RequestUpdate]) -> None:
         engine = self._engine
         waiting = engine.num_waiting + len(self._compiling)
-        self._send(Updates(updates, running=engine.num_running, waiting=waiting, weight_version=engine.weight_version))
+        self._send(
+            Updates(
+                updates,
+                running=engine.num_running,
+                waiting=waiting,
+                weight_version=engine.weight_version,
+            )
+        )
 
     def _replace_weights(self) -> None:
-        """Replace the weights if all requests sent before have ended; then add those sent after."""
-        if not self._engine.has_work and not self._compiling:
+        """Replace the weights if this is due and all requests sent before have ended; then add those sent after."""
+        if self._updates.is_due and not self._engine.has_work and not self._compiling:
             for submit in self._updates.replace():
                 self._take(submit)
 
@@ -261,40 +291,23 @@ class EngineLoop:
         """End all requests, those with a grammar being compiled included."""
         for request in tuple(self._engine.pool):
             self._engine.abort(request.request_id)
-        compiling, self._compiling = self._compiling, {}
+        compiling = self._compiling
+        self._compiling = {}
         if compiling:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
     def _take(self, message: ToEngine | PreparedWork | ResultReady) -> None:
-        if isinstance(message, Submit):
-            self._is_in_call = message.has_more
         match message:
-            case Submit() | Abort() if self._updates.is_due and self._updates.holds(message):
-                pass
-            case Submit(request_id, params=params) if params.structured is not None:
-                compile_it = partial(self._compile, params.structured)
-                self._compiling[request_id] = self._grammars.submit(compile_it, partial(self._report_prepared, message))
             case Submit():
-                self._add(message, None)
-            case PreparedWork(Submit() as submit, result):
-                if self._compiling.pop(submit.request_id, None) is None:
-                    return  # aborted in the meantime
-                if isinstance(result, RequestError):
-                    self._reject(submit.request_id, result)
-                else:
-                    self._add(submit, result)
+                self._submit(message)
             case EngineCall():
                 self._begin(message)
-            case PreparedWork(EngineCall(number, ReadWeights()), result):
-                self._answer(number, partial(self._updates.keep, result))
-            case PreparedWork(EngineCall(number), result):
-                self._answer(number, partial(self._add_adapter, result))
-            case Abort(request_id):
-                compiling = self._compiling.pop(request_id, None)
-                if compiling is None:
-                    self._engine.abort(request_id)
-                else:
-                    self._grammars.cancel(compiling)
+            case PreparedWork(Submit() as submit, result):
+                self._add_prepared(submit, result)
+            case PreparedWork(EngineCall() as call, result):
+                self._end_call(call, result)
+            case Abort():
+                self._abort(message)
             case ResultReady():
                 pass  # it has ended a wait, or the result was collected before
             case Watch(is_on):
@@ -303,10 +316,46 @@ class EngineLoop:
             case Start():
                 raise ValueError("the engine was started twice")
 
+    def _submit(self, message: Submit) -> None:
+        """Add a request, or prepare its grammar first."""
+        self._is_in_call = message.has_more
+        if self._updates.is_due and self._updates.holds(message):
+            return
+        structured = message.params.structured
+        if structured is None:
+            self._add(message, None)
+            return
+        self._compiling[message.request_id] = self._grammars.submit(
+            partial(self._compile, structured), partial(self._report_prepared, message)
+        )
+
+    def _add_prepared(self, submit: Submit, result: Constraint | RequestError) -> None:
+        """Add a request with its grammar, unless it was aborted in the meantime."""
+        if self._compiling.pop(submit.request_id, None) is None:
+            return
+        if isinstance(result, RequestError):
+            self._reject(submit.request_id, result)
+        else:
+            self._add(submit, result)
+
+    def _abort(self, message: Abort) -> None:
+        if self._updates.is_due and self._updates.holds(message):
+            return
+        compiling = self._compiling.pop(message.request_id, None)
+        if compiling is None:
+            self._engine.abort(message.request_id)
+        else:
+            self._grammars.cancel(compiling)
+
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:
             self._engine.add_request(
-                submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency, submit.adapter
+                submit.request_id,
+                submit.prompt_ids,
+                submit.params,
+                constraint,
+                submit.urgency,
+                submit.adapter,
             )
         except RequestError as error:
             self._reject(submit.request_id, error)
@@ -319,7 +368,9 @@ class EngineLoop:
         """Prepare the change of a call in another thread, or make it."""
         match call.change:
             case LoadAdapter(name, path):
-                self._adapters.submit(partial(self._read_adapter, name, path), partial(self._report_prepared, call))
+                self._adapters.submit(
+                    partial(self._read_adapter, name, path), partial(self._report_prepared, call)
+                )
             case UnloadAdapter(name):
                 self._answer(call.number, partial(self._engine.remove_adapter, name))
             case ReadWeights() as wanted:
@@ -328,6 +379,13 @@ class EngineLoop:
                 self._updates.begin(call.number)
                 if aborts:
                     self._abort_all()
+
+    def _end_call(self, call: EngineCall, result: Any) -> None:
+        """Make the change of a call after its preparation."""
+        if isinstance(call.change, ReadWeights):
+            self._answer(call.number, partial(self._updates.keep, result))
+        else:
+            self._answer(call.number, partial(self._add_adapter, result))
 
     def _answer(self, number: int, change: Callable[[], str | None]) -> None:
         """Make a change, and answer its call. The text that it returns is a note."""
@@ -340,7 +398,9 @@ class EngineLoop:
 
     def _read_adapter(self, name: str, path: str) -> ReadAdapter:
         if self._reader is None:
-            raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
+            raise RequestError(
+                "this engine has no adapters; start it with enable_lora", param="lora_name"
+            )
         return self._reader(name, path)
 
     def _add_adapter(self, result: ReadAdapter | RequestError) -> str:

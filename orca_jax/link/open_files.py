@@ -17,7 +17,9 @@ def raise_file_limit() -> None:
 def file_limit() -> int:
     """The limit of open files; `2**31` if there is none."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if limit == resource.RLIM_INFINITY else limit
+    if limit == resource.RLIM_INFINITY:
+        return 2**31
+    return limit
 
 
 def num_open_files() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orca_jax.errors import RequestError, described
+from orca_jax.values.errors import RequestError, described
 
 NUM_THREADS = 2  # of each kind
 LIMIT_SECONDS = 60.0
@@ -33,7 +33,9 @@ class PreparedKind:
 
 
 GRAMMARS = PreparedKind("grammar", "compiled", "give a smaller one", "structured_outputs")
-ADAPTERS = PreparedKind("adapter", "read", "move its directory to a faster disk, and load it again", "lora_path")
+ADAPTERS = PreparedKind(
+    "adapter", "read", "move its directory to a faster disk, and load it again", "lora_path"
+)
 
 
 @dataclass(eq=False)
@@ -57,7 +59,9 @@ class Preparation:
         num_late: pieces that were given up.
     """
 
-    def __init__(self, kind: PreparedKind, limit: float = LIMIT_SECONDS, tick: float = TICK_SECONDS) -> None:
+    def __init__(
+        self, kind: PreparedKind, limit: float = LIMIT_SECONDS, tick: float = TICK_SECONDS
+    ) -> None:
         self.num_late = 0
         self._kind = kind
         self._limit = limit
@@ -113,7 +117,9 @@ class Preparation:
 
     def _thread(self, target: Callable[..., None], *arguments: PendingWork) -> threading.Thread:
         # Daemons: a piece that never ends does not keep the process.
-        thread = threading.Thread(target=target, args=arguments, daemon=True, name=f"prepare {self._kind.noun}")
+        thread = threading.Thread(
+            target=target, args=arguments, daemon=True, name=f"prepare {self._kind.noun}"
+        )
         thread.start()
         return thread
 
@@ -121,7 +127,8 @@ class Preparation:
         while work is not None:
             result = self._result(work)
             with self._lock:
-                if work not in self._running:  # given up: another thread has taken the place of this one
+                # given up: another thread has taken the place of this one
+                if work not in self._running:
                     self._given_up -= 1
                     return
                 self._running.remove(work)
@@ -137,7 +144,9 @@ class Preparation:
             return error
         except BaseException as error:  # also a panic of a library: each call gets an answer
             logger.exception("the %s cannot be %s", kind.noun, kind.verb)
-            return RequestError(f"the {kind.noun} cannot be {kind.verb}: {described(error)}", kind.param)
+            return RequestError(
+                f"the {kind.noun} cannot be {kind.verb}: {described(error)}", kind.param
+            )
 
     def _watch(self) -> None:
         kind = self._kind
@@ -149,7 +158,9 @@ class Preparation:
                 self._given_up += len(late)
                 self.num_late += len(late)
             for work in late:
-                message = f"the {kind.noun} was not {kind.verb} within {self._limit:g} s; {kind.advice}"
+                message = (
+                    f"the {kind.noun} was not {kind.verb} within {self._limit:g} s; {kind.advice}"
+                )
                 logger.error("%s", message)
                 work.report(RequestError(message, kind.param))
                 with self._lock:

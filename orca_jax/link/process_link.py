@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-import msgspec
-
-from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
 from orca_jax.link.watch import MemoryWatch, StarvedThreads
 from orca_jax.link.wire import (
     Failed,
@@ -26,6 +23,7 @@ from orca_jax.link.wire import (
     encode,
 )
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import UNREADABLE, ClusterLostError, ConfigError, EngineDeadError
 
 CLOSE_SECONDS = 3.0  # between closing the socket and killing the process
 
@@ -61,13 +59,19 @@ class EngineLink(asyncio.Protocol):
 
     async def start(self, config: ServerConfig) -> None:
         """Start the process and send it the configuration of the engine."""
-        begun = time.monotonic() if self._begun is None else self._begun
+        begun = self._begun or time.monotonic()
         self._is_alone = config.cluster is None
         ours, theirs = socket.socketpair()
         self._socket = ours
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orca_jax.link.process", str(theirs.fileno()), config.log_format),
+                *(
+                    sys.executable,
+                    "-m",
+                    "orca_jax.link.process",
+                    str(theirs.fileno()),
+                    config.log_format,
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # the server's own stdout is for the address and the curl line
                 pass_fds=(theirs.fileno(),),
@@ -86,7 +90,9 @@ class EngineLink(asyncio.Protocol):
 
     def starved_seconds(self) -> dict[str, float]:
         """Total seconds during which each thread of the engine was ready and had no processor; empty if not known."""
-        return {} if self._threads is None else self._threads.seconds()
+        if self._threads is None:
+            return {}
+        return self._threads.seconds()
 
     def kill(self, reason: str) -> None:
         """End the process now, even if it is stopped. `exit_reason` will return `reason`."""
@@ -121,7 +127,9 @@ class EngineLink(asyncio.Protocol):
         if self._failure is not None:
             if self._failure.is_config:
                 return ConfigError(self._failure.message, self._failure.param)
-            return (ClusterLostError if self._failure.is_cluster else EngineDeadError)(self._failure.message)
+            if self._failure.is_cluster:
+                return ClusterLostError(self._failure.message)
+            return EngineDeadError(self._failure.message)
         assert self._process is not None
         try:
             code = await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
@@ -129,12 +137,15 @@ class EngineLink(asyncio.Protocol):
             return EngineDeadError("the engine process closed its socket")
         if code >= 0:
             return EngineDeadError(f"the engine process ended with exit code {code}")
-        reason = self._memory.reason() if code == -signal.SIGKILL and self._memory is not None else None
+        reason = None
+        if code == -signal.SIGKILL and self._memory is not None:
+            reason = self._memory.reason()
         by_signal = reason or f"was killed by {_signal_name(-code)}"
         return EngineDeadError(f"the engine process {by_signal}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's classes have other bases
+        # uvloop's classes have other bases
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.num_heard += 1
@@ -144,19 +155,20 @@ class EngineLink(asyncio.Protocol):
                 if isinstance(message, Heartbeat) and self._memory is not None:
                     self._memory.look()
                 if isinstance(message, Failed):
-                    self._failure = message
-                elif isinstance(message, Ready):
-                    if not self.ready.done():
-                        self.ready.set_result(message)
-                else:
+                    self._failure = self._failure or message  # the first reason is the cause
+                elif not isinstance(message, Ready):
                     self._take(message)
-        except (ValueError, msgspec.MsgspecError) as error:
+                elif not self.ready.done():
+                    self.ready.set_result(message)
+        except UNREADABLE as error:
             self.kill(f"the engine sent an invalid message: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
         if not self.ready.done():
-            self.ready.set_exception(EngineDeadError("the engine process ended while it was loading"))
+            self.ready.set_exception(
+                EngineDeadError("the engine process ended while it was loading")
+            )
             self.ready.exception()  # without a reader asyncio would log it as never retrieved
 
     async def _notice_exit(self, process: asyncio.subprocess.Process) -> None:

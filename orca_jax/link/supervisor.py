@@ -8,18 +8,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.watch import STEP_FLOOR, ProgressWatch
 from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import LOADING_SILENCE
+from orca_jax.values.errors import ConfigError, EngineDeadError
+from orca_jax.values.startup import LOADING_SILENCE
 
 TICK_SECONDS = 0.25
 MAX_FAILURES = 5  # within FAILURE_WINDOW; then no engine is started any more
 FAILURE_WINDOW = 300.0  # seconds
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between an end and the next start; doubles each time
+# seconds between an end and the next start; doubles each time
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ class HangDetector:
             if self._busy > allowed:
                 place = f" in {self._place}" if self._place else ""
                 return f"the engine made no progress for {allowed:g} s{place} (--step-timeout sets this limit)"
-        return f"the engine sent no heartbeat for {limit:g} s" if silence > limit else None
+        if silence > limit:
+            return f"the engine sent no heartbeat for {limit:g} s"
+        return None
 
 
 @dataclasses.dataclass(eq=False)
@@ -91,7 +94,8 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._failures: deque[float] = deque()  # times of the last ends
-        self._is_loading_again = False  # true while a new engine loads the adapters of the one before
+        # true while a new engine loads the adapters of the one before
+        self._is_loading_again = False
 
     async def run_engines(self) -> NoReturn:
         """Run engines until one ends that is not restarted.
@@ -146,7 +150,9 @@ class Supervisor:
         """The settings of the next engine; after a restart without adapters, since `_load_adapters` loads them."""
         if not self._has_served:
             return self.config
-        return dataclasses.replace(self.config, engine=dataclasses.replace(self.config.engine, lora_modules=()))
+        return dataclasses.replace(
+            self.config, engine=dataclasses.replace(self.config.engine, lora_modules=())
+        )
 
     async def _load_adapters(self, link: EngineLink) -> None:
         """Load the adapters of the engine before. Raises EngineDeadError."""
@@ -158,12 +164,14 @@ class Supervisor:
         self._is_loading_again = False
 
     async def _watch(self, link: EngineLink, detector: HangDetector) -> None:
-        silence, last = ProgressWatch(time.monotonic, link.starved_seconds), time.monotonic()
+        silence = ProgressWatch(time.monotonic, link.starved_seconds)
+        last = time.monotonic()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
             # This process may have been stopped or starved itself.
-            passed, last = min(now - last, 2 * TICK_SECONDS), now
+            passed = min(now - last, 2 * TICK_SECONDS)
+            last = now
             reason = detector.verdict(silence.look(link.num_heard), passed)
             if reason is not None and not link.ended.is_set():
                 self.client.lose("hung")
@@ -182,4 +190,6 @@ class Supervisor:
         while self._failures[0] < now - FAILURE_WINDOW:
             self._failures.popleft()
         count = len(self._failures)
-        return None if count >= MAX_FAILURES else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 1))
+        if count >= MAX_FAILURES:
+            return None
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 1))

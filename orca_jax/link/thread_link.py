@@ -5,12 +5,13 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from itertools import chain
 
 from orca_jax.assembly.built import Built
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import FromEngine, FromFrontEnd, Message, Submit, Updates
-from orca_jax.request import RequestUpdate
+from orca_jax.values.request import RequestUpdate
 
 MOST_HELD = 64  # updates of one request joined into one
 
@@ -90,10 +91,11 @@ class Outbox:
         """The updates to deliver now, each joined with the held ones of its request."""
         ready: list[RequestUpdate] = []
         for update in updates:
-            request_id, is_last = update.request_id, update.finish_reason is not None
+            request_id = update.request_id
+            is_last = update.finish_reason is not None
             if is_last or update.metrics is not None or request_id in self._watched:
-                before = self._held.pop(request_id, None)
-                ready.append(update if before is None else joined([*before, update]))
+                before = self._held.pop(request_id, [])
+                ready.append(joined([*before, update]))
                 if is_last:
                     self._watched.discard(request_id)
                 continue
@@ -106,7 +108,9 @@ class Outbox:
 
 def joined(updates: Sequence[RequestUpdate]) -> RequestUpdate:
     """One update for several consecutive ones. All but the last may only have ids and log probabilities."""
+    if len(updates) == 1:
+        return updates[0]
     return updates[-1]._replace(
-        new_ids=tuple([token for update in updates for token in update.new_ids]),
-        logprobs=tuple([one for update in updates for one in update.logprobs]),
+        new_ids=tuple(chain.from_iterable([update.new_ids for update in updates])),
+        logprobs=tuple(chain.from_iterable([update.logprobs for update in updates])),
     )

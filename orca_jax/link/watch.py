@@ -9,7 +9,8 @@ from glob import glob
 from pathlib import Path
 from types import FrameType
 
-LONGEST_BEAT = 1.0  # seconds that one look may add: a process that was stopped is not to blame for more
+# seconds that one look may add: a process that was stopped is not to blame for more
+LONGEST_BEAT = 1.0
 QUIET_SECONDS = 1.0  # without progress, until a look reads more than the counters
 STEP_FLOOR = 10.0  # seconds without progress that every engine may take
 STEP_FACTOR = 30.0  # times the measured time of the launches in flight
@@ -46,14 +47,21 @@ class ProgressWatch:
     def look(self, progress: int | None) -> float:
         """The seconds without progress; `progress` is a counter, or None for a thread without work."""
         now = self._clock()
-        passed, self._last = min(now - self._last, LONGEST_BEAT), now
+        passed = min(now - self._last, LONGEST_BEAT)
+        self._last = now
         if progress is None or progress != self._progress:
-            self._progress, self._still, self._before = progress, 0.0, None
+            self._progress = progress
+            self._still = 0.0
+            self._before = None
             return 0.0
         if self._still + passed >= QUIET_SECONDS:
-            before, self._before = self._before, self._starved()
+            before = self._before
+            self._before = self._starved()
             if before is not None:
-                passed -= max((total - before.get(name, total) for name, total in self._before.items()), default=0.0)
+                passed -= max(
+                    (total - before.get(name, total) for name, total in self._before.items()),
+                    default=0.0,
+                )
         self._still += max(0.0, passed)
         return self._still
 
@@ -72,18 +80,29 @@ class StarvedThreads:
     def __init__(self, pid: int | str, clock: Callable[[], float] = time.monotonic) -> None:
         self._pattern = f"/proc/{pid}/task/*/schedstat"
         self._clock = clock
-        self._ready: dict[str, tuple[str, float]] = {}  # of ready threads: the counters, and the first look with them
+        # of ready threads: the counters, and the first look with them
+        self._ready: dict[str, tuple[str, float]] = {}
 
     def seconds(self) -> dict[str, float]:
         """Total seconds of each thread since its begin; empty if not known."""
-        found, ready, now = {}, {}, self._clock()
+        found = {}
+        ready = {}
+        now = self._clock()
         for path in glob(self._pattern):
             try:
                 counters = Path(path).read_text("ascii")
                 found[path] = int(counters.split()[1]) / 1e9
-                if Path(path).with_name("stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] != "R":
+                if (
+                    Path(path)
+                    .with_name("stat")
+                    .read_text("utf-8", "replace")
+                    .rpartition(")")[2]
+                    .split()[0]
+                    != "R"
+                ):
                     continue
-            except (OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+            # the thread has ended, or the kernel does not count
+            except (OSError, ValueError, IndexError):
                 continue
             before, since = self._ready.get(path, (counters, now))
             ready[path] = counters, since if before == counters else now
@@ -108,8 +127,11 @@ class MemoryWatch:
 
     def look(self) -> None:
         """Note the memory that the process holds now."""
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or the system does not tell
-            self._resident = int(self._pages.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        # it has ended, or the system does not tell
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            self._resident = int(self._pages.read_text("ascii").split()[1]) * os.sysconf(
+                "SC_PAGE_SIZE"
+            )
 
     def reason(self) -> str | None:
         """The reason of an end by SIGKILL, if the kernel has killed a process for lack of memory since the start."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from orca_jax.assembly.built import PrepareUpdate, PutInPlace
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError, RequestError
 from orca_jax.link.wire import Abort, EngineAnswer, EngineCall, Message, ReadWeights, Submit
+from orca_jax.values.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,15 @@ class WeightUpdates:
     progress: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._waiting: deque[tuple[EngineCall, ReadWeights]] = deque()  # the first one is being read
+        # the first one is being read
+        self._waiting: deque[tuple[EngineCall, ReadWeights]] = deque()
         self._was_read: PutInPlace | None = None
-        self._due: tuple[int, PutInPlace] | None = None  # with the number of the call that waits for it
+        # with the number of the call that waits for it
+        self._due: tuple[int, PutInPlace] | None = None
         self.is_due = False  # true if new weights wait for the end of all requests
         self._held: list[Submit] = []
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")  # starts its thread when it is needed
+        # starts its thread when it is needed
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     def read(self, call: EngineCall, wanted: ReadWeights) -> None:
         """Read new weights, after those of the calls before."""
@@ -61,7 +64,9 @@ class WeightUpdates:
     def begin(self, number: int) -> None:
         """Use the weights that were read, as soon as no request is live; then answer the call of this number."""
         assert self._was_read is not None, "no weights were read"
-        self._due, self._was_read, self.is_due = (number, self._was_read), None, True
+        self._due = (number, self._was_read)
+        self._was_read = None
+        self.is_due = True
 
     def holds(self, message: Submit | Abort) -> bool:
         """Keep a new request while weights are due, or drop a kept request after its abort.
@@ -80,11 +85,17 @@ class WeightUpdates:
     def replace(self) -> list[Submit]:
         """Put the new weights in place, and return the requests that waited for them. No request may be live."""
         assert self._due is not None, "no weights are due"
-        (_, wanted), (number, put), self._due, self.is_due = self._waiting[0], self._due, None, False
+        (_, wanted), (number, put), self._due, self.is_due = (
+            self._waiting[0],
+            self._due,
+            None,
+            False,
+        )
         version = self.engine.update_weights(lambda: put(self.progress), wanted.version)
         self.send(EngineAnswer(number, version=version))
         self._next()
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         return held
 
     def close(self) -> None:

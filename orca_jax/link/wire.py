@@ -4,19 +4,21 @@ A frame is four bytes of length, big-endian, and one MessagePack value. Decoding
 Text from a file may have halves of surrogate pairs, which UTF-8 does not have; `encode` writes their escapes instead.
 """
 
+import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
 
-from orca_jax.checks import escaped
-from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
-from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.server_config import KvEvents
-from orca_jax.startup import ClusterConfig, EngineSummary
-from orca_jax.step import ExecutorStats
+from orca_jax.values.checks import escaped
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
+from orca_jax.values.startup import ClusterConfig, EngineSummary
+from orca_jax.values.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct(">I")
@@ -32,9 +34,11 @@ class Start(Message, frozen=True):
     """Front end, the first message: build this engine."""
 
     config: EngineConfig
-    begun: float | None = None  # begin of the start on the system's monotonic clock; None: when the engine reads this
+    # begin of the start on the system's monotonic clock; None: when the engine reads this
+    begun: float | None = None
     kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
-    cluster: ClusterConfig | None = None  # of an engine over several processes, which this one leads
+    # of an engine over several processes, which this one leads
+    cluster: ClusterConfig | None = None
 
 
 class Submit(Message, frozen=True):
@@ -45,7 +49,8 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     urgency: Urgency = DEFAULT_URGENCY
     adapter: str | None = None  # name of a loaded adapter
-    has_more: bool = False  # another request of the same call follows; no iteration is planned before it has come
+    # another request of the same call follows; no iteration is planned before it has come
+    has_more: bool = False
 
 
 class Abort(Message, frozen=True):
@@ -109,9 +114,12 @@ class Ready(Message, frozen=True):
     max_model_len: int  # prompt and generated tokens of one request
     n_slots: int  # tokens in the KV cache that may be reserved at once, also by one request
     num_rows: int  # requests that can run at once
-    self_tests: dict[str, str] = {}  # results of the attention kernels by implementation; empty if none were tested
+    # results of the attention kernels by implementation; empty if none were tested
+    self_tests: dict[str, str] = {}
     summary: EngineSummary | None = None
     adapters: tuple[str, ...] = ()  # names of those loaded at the start
+    # fields of `Urgency`, and "predicted", that scheduler and order may read
+    reads: frozenset[str] = frozenset()
 
 
 class EngineAnswer(Message, frozen=True):
@@ -189,6 +197,29 @@ def encode(message: Message) -> bytes:
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes is too long for the engine's socket")
     return _LENGTH.pack(len(payload)) + payload
+
+
+def sender(connection: socket.socket) -> Callable[[Message], None]:
+    """A function that sends a message. Several threads may call it."""
+    lock = threading.Lock()  # keeps the frames of two threads apart
+
+    def send(message: Message) -> None:
+        frame = encode(message)
+        with lock:
+            connection.sendall(frame)
+
+    return send
+
+
+def received(connection: socket.socket) -> Iterator[ToEngine]:
+    """The messages to the engine, until the connection closes.
+
+    Raises:
+        ValueError: a message is wrong or too long.
+    """
+    frames = FrameReader()
+    while data := connection.recv(1 << 18):
+        yield from map(decode_to_engine, frames.feed(data))
 
 
 class FrameReader:

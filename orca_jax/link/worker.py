@@ -7,22 +7,24 @@ import logging
 import signal
 import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from orca_jax.bundled import pinned
 from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.cluster.messages import Serving, WorkerFailed
 from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import pinned
+from orca_jax.helpers.logs import end_at_failed_threads, install_handler
 from orca_jax.link.watch import STEP_FACTOR, ProgressWatch, limit_and_place
-from orca_jax.logs import install_handler
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import ClusterConfig, StartTimes
-from orca_jax.step import Executor
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.startup import ClusterConfig, StartTimes, limit_arenas
+from orca_jax.values.step import Executor
 
-_CAUSE_SECONDS = 1.0  # for the leader to report the loss of another process, if that was the cause of a failure
+# for the leader to report the loss of another process, if that was the cause of a failure
+_CAUSE_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0  # for the leader to take a failure
 _LEAVE_SECONDS = 10.0  # beside `shutdown_timeout`, for the leader to end
 
@@ -37,6 +39,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
     """
     cluster = config.cluster
     assert cluster is not None, "a worker is one of several processes"
+    limit_arenas()  # before other threads allocate
     install_handler(config.log_format, process=f"worker {config.node_rank}")
     signals = _WorkerSignals(config.shutdown_timeout)
     from orca_jax.assembly.cluster import build_worker, hello_of
@@ -44,7 +47,10 @@ def run_worker(config: ServerConfig) -> NoReturn:
     times = StartTimes()
     engine = pinned(config.engine)
     status = WorkerStatus()
-    link = WorkerLink(cluster, hello_of(cluster.node_rank, cluster.nnodes, config.engine.model), status.beat, _end)
+    link = WorkerLink(
+        cluster, hello_of(cluster.node_rank, cluster.nnodes, config.engine.model), status.beat, _end
+    )
+    end_at_failed_threads(partial(_end_failed, link))
     welcome = link.join()
     signals.is_needed = True
     logger.info("joined the cluster as worker %d of %d", cluster.node_rank, cluster.nnodes)
@@ -69,7 +75,8 @@ def run_worker(config: ServerConfig) -> NoReturn:
 
 
 def _stillness(executor: Executor, config: ClusterConfig) -> Stillness:
-    watch, thread = ProgressWatch(), threading.get_ident()
+    watch = ProgressWatch()
+    thread = threading.get_ident()
 
     def look(turns: int | None) -> tuple[float, float, str]:
         still = watch.look(turns)
@@ -99,9 +106,18 @@ class _WorkerSignals:
         threading.Thread(target=self._leave, daemon=True).start()
 
     def _leave(self) -> None:
-        logger.info("got a signal; waiting for the leader to end. A second signal ends this process, and the cluster")
+        logger.info(
+            "got a signal; waiting for the leader to end. A second signal ends this process, and the cluster"
+        )
         time.sleep(self._patience)
         exit_now(ExitStatus.DONE)
+
+
+def _end_failed(link: WorkerLink, reason: str) -> None:
+    """Report that a thread of this process has failed, and end the process."""
+    link.fail(WorkerFailed(reason))
+    time.sleep(_ANSWER_SECONDS)
+    exit_now(ExitStatus.ENGINE_FAILED)
 
 
 def _end(reason: str, status: int) -> None:

@@ -4,12 +4,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_jax.errors import RequestError
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.errors import RequestError
 
 Conversation = Sequence[Mapping[str, Any]]
-ROLES_NEEDED = "each message must be a mapping with a role, such as {'role': 'user', 'content': 'Hello'}"
+ROLES_NEEDED = (
+    "each message must be a mapping with a role, such as {'role': 'user', 'content': 'Hello'}"
+)
 
 
 class Conversations:
@@ -22,7 +24,8 @@ class Conversations:
     def __init__(self, source: str) -> None:
         self._source = source
         self._lock = threading.Lock()  # two threads start no process twice
-        self._templates: dict[str | None, ChatTemplate] = {}  # by the file that replaces the model's template
+        # by the file that replaces the model's template
+        self._templates: dict[str | None, ChatTemplate] = {}
 
     def render(self, messages: Conversation, *, template_file: str | None, **options: Any) -> str:
         """Return the prompt of a conversation.
@@ -37,7 +40,9 @@ class Conversations:
             RequestError: the model has no template, a message is wrong, or the template rejects the conversation.
         """
         with self._lock:
-            template = self._templates.get(template_file) or load_chat_template(self._source, template_file)
+            template = self._templates.get(template_file) or load_chat_template(
+                self._source, template_file
+            )
             if template is None:
                 message = "this model has no chat template: give chat_template a file with one, or use generate"
                 raise RequestError(message, param="chat_template")
@@ -57,7 +62,8 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._conversations = conversations
         self.vocab_size = tokenizer.vocab_size
-        self.bos_token_id, self.eos_token_id = tokenizer.bos_id, tokenizer.eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.eos_token_id = tokenizer.eos_id
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text."""
@@ -68,33 +74,45 @@ class ChatTokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: Conversation, tokenize: bool = True, add_generation_prompt: bool = False, **kwargs: Any
+        self,
+        conversation: Conversation,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
     ) -> str | list[int]:
         """Return the prompt of a conversation, as ids or as text. Errors as in `Conversations.render`."""
         options = {"tools": kwargs.pop("tools", None), "kwargs": kwargs}
         text = self._conversations.render(
             conversation, template_file=None, add_generation_prompt=add_generation_prompt, **options
         )
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        if not tokenize:
+            return text
+        return self.encode(text, add_special_tokens=False)
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """Return a list of conversations; one alone counts as a list of one. Raises RequestError."""
-    given: object = messages
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise RequestError("messages must be a list of messages, or a list of such lists", param="messages")
-    is_one = isinstance(given[0], Mapping)
-    conversations: list[Any] = [given] if is_one else list(given)
+    every: object = messages
+    if not isinstance(every, Sequence) or isinstance(every, str) or not every:
+        raise RequestError(
+            "messages must be a list of messages, or a list of such lists", param="messages"
+        )
+    conversations: list[Any] = list(every)
+    if isinstance(every[0], Mapping):
+        conversations = [every]
     if not all(map(_is_conversation, conversations)):
         raise RequestError(ROLES_NEEDED, param="messages")
     return conversations
 
 
-def _is_conversation(given: object) -> bool:
+def _is_conversation(messages: object) -> bool:
     """True for a list of messages with roles."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return False
-    return all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in given)
+    return all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        for message in messages
+    )
 
 
 def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,8 +121,16 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if content is None or isinstance(content, str):
         return message
     if not isinstance(content, Sequence):
-        raise RequestError(f"the content of a message must be text, got {type(content).__name__}", param="messages")
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+        raise RequestError(
+            f"the content of a message must be text, got {type(content).__name__}", param="messages"
+        )
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        for part in content
+    ]
     if not all(isinstance(text, str) for text in texts):
-        raise RequestError("the parts of a message must have the type text; others are not supported", param="messages")
+        raise RequestError(
+            "the parts of a message must have the type text; others are not supported",
+            param="messages",
+        )
     return {**message, "content": "\n".join(map(str, texts))}

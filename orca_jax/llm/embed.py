@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from orca_jax.errors import EngineError
 from orca_jax.llm.open_requests import OpenCandidate
 from orca_jax.text.embedding import embedding_of
+from orca_jax.values.errors import EngineError
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ def embedded(candidate: OpenCandidate, normalize: bool) -> EmbeddingRequestOutpu
     """The output of a finished candidate. Raises EngineError if it failed."""
     of = candidate.of
     if candidate.pooled is None:
-        raise EngineError(f"prompt {of.request_id} has no embedding: {candidate.error or 'it was aborted'}")
+        raise EngineError(
+            f"prompt {of.request_id} has no embedding: {candidate.error or 'it was aborted'}"
+        )
     vector = embedding_of(candidate.pooled, normalize=normalize)
     return EmbeddingRequestOutput(
         of.request_id,

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Sequence
 
 from orca_jax.assembly.built import Built
-from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
 from orca_jax.llm.turns import Turns
-from orca_jax.request import LoRARequest
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import LoRARequest
 
 
 class LoadedAdapters:
@@ -38,9 +38,12 @@ class LoadedAdapters:
             self._paths.pop(name, None)
 
     def _name(self, request: LoRARequest) -> str:
-        name, read = request.lora_name, self._built.read_adapter
+        name = request.lora_name
+        read = self._built.read_adapter
         if read is None:
-            raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
+            raise RequestError(
+                "lora_request needs an LLM created with enable_lora=True", param="lora_request"
+            )
         if name not in self._paths:
             found = read(name, request.lora_path)
             with self._turns.turn():

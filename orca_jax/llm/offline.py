@@ -5,11 +5,10 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
 
-from orca_jax import progress
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
-from orca_jax.errors import RequestError
+from orca_jax.helpers import console
 from orca_jax.llm.arguments import (
     Loras,
     PlainPrompt,
@@ -31,14 +30,15 @@ from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import Turns
-from orca_jax.request import Constraint, Pooling, SamplingParams, Urgency, of_candidate
-from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
+from orca_jax.text.work_threads import ENCODING, WorkThreads
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Constraint, Pooling, SamplingParams, Urgency, of_candidate
 
 
 class _CheckedPrompt(NamedTuple):
-    """A prompt that was checked, with what the engine needs."""
+    """A checked prompt, with its ids and parameters for the engine."""
 
     prompt: PlainPrompt
     params: SamplingParams  # of the user
@@ -68,19 +68,23 @@ class LLM:
         ConfigError: a setting is unknown or wrong; `param` names it.
     """
 
-    def __init__(self, model: str = "demo", *, skip_tokenizer_init: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, model: str = "demo", *, skip_tokenizer_init: bool = False, **settings: Any
+    ) -> None:
         if skip_tokenizer_init:
-            settings["tokenizer"] = BYTE_TOKENIZER  # for the parts that need one; no text reaches it
+            # for the parts that need one; no text reaches it
+            settings["tokenizer"] = BYTE_TOKENIZER
         config = engine_settings("LLM", model, settings)
         self._built = built = build_engine(config)
-        self._has_priorities = config.scheduling_policy == "priority"
+        self._has_priorities = "priority" in built.reads
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.max_model_len: int = built.max_model_len
-        self.directory: str = built.directory  # of the chat template and the sampling defaults; empty for a preset
+        # of the chat template and the sampling defaults; empty for a preset
+        self.directory: str = built.directory
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
-        self._threads = EncodingThreads()
+        self._threads = WorkThreads(ENCODING)
         self._turns = Turns(built.engine)
         self._loras = LoadedAdapters(built, self._turns)
         self._conversations = Conversations(built.directory)
@@ -156,7 +160,9 @@ class LLM:
             )
             for conversation in as_conversations(messages)
         ]
-        return self._run(texts, sampling_params, use_tqdm, None, lora_request, has_special_tokens=True)
+        return self._run(
+            texts, sampling_params, use_tqdm, None, lora_request, has_special_tokens=True
+        )
 
     def get_tokenizer(self) -> ChatTokenizer:
         """Return the tokenizer of the model, with its chat template."""
@@ -179,8 +185,12 @@ class LLM:
         `pooling` is "last" for the vector of the last token, or "mean" for the mean over all tokens; `normalize` scales
         it to a length of one. The other arguments and errors are as in `generate`. Raises EngineError for NaN.
         """
-        call, added = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
-        with progress.bar(total=len(added), desc="Embedding", unit="req", disable=not use_tqdm) as bar:
+        call, added = self._add(
+            as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True
+        )
+        with console.bar(
+            total=len(added), desc="Embedding", unit="req", disable=not use_tqdm
+        ) as bar:
             for _ in self._drain(call):
                 bar.update()
         return [embedded(prompt.candidates[0], normalize) for prompt in added]
@@ -196,10 +206,18 @@ class LLM:
         has_special_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
-        call, added = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
-        outputs, num_tokens = dict[str, RequestOutput](), 0
-        options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
-        with progress.bar(total=len(added), **options) as bar:
+        call, added = self._add(
+            prompts, sampling_params, priority, has_special_tokens, lora_request
+        )
+        outputs = dict[str, RequestOutput]()
+        num_tokens = 0
+        options = {
+            "desc": "Generating",
+            "unit": "req",
+            "disable": not use_tqdm,
+            "dynamic_ncols": True,
+        }
+        with console.bar(total=len(added), **options) as bar:
             for output in self._drain(call):
                 outputs[output.request_id] = output
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
@@ -220,9 +238,13 @@ class LLM:
         The engine runs only during calls of `next`, and of other methods. Closing or dropping the iterator aborts the
         remaining requests, at the next turn of the engine. Arguments and errors are as in `generate`.
         """
-        return self._drain(self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)[0])
+        return self._drain(
+            self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)[0]
+        )
 
-    def stream_text(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream_text(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+    ) -> Iterator[str]:
         """Yield the generated text of one prompt in pieces. Closing or dropping the iterator aborts the request.
 
         Raises:
@@ -231,7 +253,10 @@ class LLM:
         return self._pieces(prompt, sampling_params)
 
     def stream_chat(
-        self, messages: Conversation, sampling_params: SamplingParams | None = None, chat_template: str | None = None
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        chat_template: str | None = None,
     ) -> Iterator[str]:
         """Yield the answer to one conversation in pieces, as `stream_text` does. Arguments and errors as in `chat`."""
         (conversation,) = as_conversations(messages)
@@ -239,15 +264,24 @@ class LLM:
         return self._pieces(text, sampling_params, has_special_tokens=True)
 
     def _pieces(
-        self, prompt: PromptInput, params: SamplingParams | None, *, has_special_tokens: bool = False
+        self,
+        prompt: PromptInput,
+        params: SamplingParams | None,
+        *,
+        has_special_tokens: bool = False,
     ) -> Iterator[str]:
         if params is not None and params.n > 1:
-            raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
+            raise RequestError(
+                f"n must be 1 for a stream of text, got {params.n}; use generate", param="n"
+            )
         call, (added,) = self._add([prompt], params, None, has_special_tokens)
-        turns, ids = self._turns, tuple(call.candidates)
+        turns = self._turns
+        ids = tuple(call.candidates)
         return text_pieces(call, added.candidates[0], turns.step, lambda: turns.drop(ids))
 
-    def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
+    def update_params(
+        self, params: Any, version: int | None = None, *, abort_all_requests: bool = False
+    ) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
 
         Requests of open iterators finish first, with the old weights, and the prefix cache is emptied. So no output
@@ -264,7 +298,9 @@ class LLM:
         self._turns.check_usable()
         check_version(version)
         put = self._built.prepare_update(params)
-        return self._turns.update_weights(lambda: put(lambda: None), version, aborts=abort_all_requests)
+        return self._turns.update_weights(
+            lambda: put(lambda: None), version, aborts=abort_all_requests
+        )
 
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
@@ -298,40 +334,55 @@ class LLM:
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         adapters = self._loras.names(lora_request, len(prompts))
         prepared: list[_CheckedPrompt] = []
-        for index, given in enumerate(prompts):
+        for index, prompt_input in enumerate(prompts):
             with naming(index):
-                prepared.append(self._prepare(given, params[index], has_special_tokens))
-        call, added = OfflineCall(), list[OpenPrompt]()
+                prepared.append(self._prepare(prompt_input, params[index], has_special_tokens))
+        call = OfflineCall()
+        added = list[OpenPrompt]()
         try:
             with self._turns.turn():
                 call.weight_version = self.engine.weight_version
                 for index, one in enumerate(prepared):
-                    with naming(index):
-                        added.append(self._add_one(call, one, urgency[index], adapters[index]))
+                    added.append(self._add_one(call, index, one, urgency[index], adapters[index]))
         except BaseException:  # also Ctrl-C, at the end of the turn
             self._turns.drop(call.candidates)
             raise
         return call, added
 
-    def _prepare(self, given: PromptInput, params: SamplingParams, has_special_tokens: bool) -> _CheckedPrompt:
+    def _prepare(
+        self, prompt_input: PromptInput, params: SamplingParams, has_special_tokens: bool
+    ) -> _CheckedPrompt:
         """Check and encode a prompt, and compile its grammar, beside the turns of other threads."""
-        prompt = plain_prompt(given)
+        prompt = plain_prompt(prompt_input)
         if self._ids_only and isinstance(prompt, str):
-            raise RequestError("it must be token ids, since this LLM has skip_tokenizer_init=True", param="prompt")
+            raise RequestError(
+                "it must be token ids, since this LLM has skip_tokenizer_init=True", param="prompt"
+            )
         sizes = self.tokenizer, self.max_model_len
         ids, in_ids = encode_prompt(prompt, params, *sizes, self._threads, has_special_tokens)
-        structured, compiler = params.structured, self._grammars.compile
-        constraints = [None if structured is None else compiler(structured) for _ in range(params.n)]
+        constraints: list[Constraint | None] = [None] * params.n
+        if params.structured is not None:
+            constraints = [self._grammars.compile(params.structured) for _ in range(params.n)]
         return _CheckedPrompt(prompt, params, ids, in_ids, constraints)
 
-    def _add_one(self, call: OfflineCall, one: _CheckedPrompt, urgency: Urgency, adapter: str | None) -> OpenPrompt:
-        """Add the candidates of one prompt, in a turn."""
+    def _add_one(
+        self,
+        call: OfflineCall,
+        place: int,
+        one: _CheckedPrompt,
+        urgency: Urgency,
+        adapter: str | None,
+    ) -> OpenPrompt:
+        """Add the candidates of one prompt, in a turn. Errors name its place in the call."""
         prompt, params, ids, in_ids, constraints = one
         request_id = str(next(self._numbers))
-        of = OpenPrompt(request_id, call, prompt if isinstance(prompt, str) else None, tuple(ids))
+        text = prompt if isinstance(prompt, str) else None
+        of = OpenPrompt(request_id, call, text, tuple(ids))
         for index, constraint in enumerate(constraints):
             candidate_id = f"{request_id}.{index}" if index else request_id
-            self.engine.add_request(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
+            own = of_candidate(in_ids, index)
+            with naming(place):
+                self.engine.add_request(candidate_id, ids, own, constraint, urgency, adapter)
             self._turns.open[candidate_id] = of.add_candidate(self.tokenizer, params)
             call.candidates.append(candidate_id)
         call.num_open += 1
@@ -343,7 +394,8 @@ class LLM:
         def outputs() -> Generator[RequestOutput | None]:
             try:
                 yield None
-                while call.num_open or call.done:  # in this order: another thread's turn may end the call meanwhile
+                # in this order: another thread's turn may end the call meanwhile
+                while call.num_open or call.done:
                     if not call.done:
                         self._turns.step()
                         continue

@@ -5,9 +5,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from orca_jax.llm.outputs import CompletionOutput, Logprobs, RequestOutput, by_id
-from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.request import RequestMetrics, RequestUpdate, SamplingParams
 
 
 @dataclass(eq=False)
@@ -36,7 +36,9 @@ class OpenPrompt:
         """Add a candidate."""
         stream = OutputStream.for_params(tokenizer, params)
         spells = tokenizer if params.detokenize else None
-        candidate = OpenCandidate(self, len(self.candidates), stream, spells, params.logprobs is not None)
+        candidate = OpenCandidate(
+            self, len(self.candidates), stream, spells, params.logprobs is not None
+        )
         self.candidates.append(candidate)
         self.num_open += 1
         return candidate
@@ -71,7 +73,8 @@ class OpenCandidate:
     pooled: bytes | None = None  # the embedding, if it was requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     error: str | None = None
-    metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
+    # None before the end, and if an error or a stop string was the end
+    metrics: RequestMetrics | None = None
 
     def take_update(self, update: RequestUpdate) -> bool:
         """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
@@ -81,11 +84,15 @@ class OpenCandidate:
             pairs = zip(update.new_ids, update.logprobs, strict=True)
             self.logprobs += [by_id(token_id, one, self.spells) for token_id, one in pairs]
         if update.finish_reason is not None:
-            self.pooled, self.error = update.pooled, update.error
+            self.pooled = update.pooled
+            self.error = update.error
         self.num_cached = update.num_cached or self.num_cached
         if update.prompt_logprobs is not None:
             pairs = zip(self.of.prompt_ids[1:], update.prompt_logprobs, strict=True)
-            self.of.prompt_logprobs = (None, *(by_id(token_id, one, self.spells) for token_id, one in pairs))
+            self.of.prompt_logprobs = (
+                None,
+                *(by_id(token_id, one, self.spells) for token_id, one in pairs),
+            )
         return self.stream.finish_reason is not None
 
     def finish(self, metrics: RequestMetrics | None) -> None:
@@ -93,14 +100,18 @@ class OpenCandidate:
         self.metrics = metrics
         self.of.num_open -= 1
         if not self.of.num_open:
-            self.of.call.done.append(self.of.output())  # before the count: readers in other threads look at it first
+            # before the count: readers in other threads look at it first
+            self.of.call.done.append(self.of.output())
             self.of.call.num_open -= 1
 
     def completion(self) -> CompletionOutput:
         """Return the text so far, without the tokens after a stop string."""
-        stream, used = self.stream, self.stream.num_tokens
+        stream = self.stream
+        used = self.stream.num_tokens
         is_done = stream.finish_reason is not None
-        ids, logprobs = (self.ids[:used], self.logprobs[:used]) if is_done else (self.ids, self.logprobs)
+        ids, logprobs = (
+            (self.ids[:used], self.logprobs[:used]) if is_done else (self.ids, self.logprobs)
+        )
         chosen = [one[token_id].logprob for token_id, one in zip(ids, logprobs, strict=False)]
         return CompletionOutput(
             index=self.index,
@@ -131,7 +142,8 @@ def text_pieces(
             yield ""
             while call.num_open or shown < len(candidate.text):
                 if shown < len(candidate.text):
-                    piece, shown = candidate.text[shown:], len(candidate.text)
+                    piece = candidate.text[shown:]
+                    shown = len(candidate.text)
                     yield piece
                     continue
                 turn()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orca_jax.request import FinishReason, RequestMetrics, TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.request import FinishReason, RequestMetrics, TokenLogprobs
 
 
 class Logprob(NamedTuple):
@@ -43,7 +43,8 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
-    prompt_logprobs: tuple[Logprobs | None, ...] | None = None  # of `prompt_token_ids`; None for the first one
+    # of `prompt_token_ids`; None for the first one
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     num_cached_tokens: int = 0  # tokens of the prompt read from the prefix cache
     weight_version: int = 0  # of the weights that made it; see `LLM.update_params`
 
@@ -52,7 +53,9 @@ def by_id(token_id: int, one: TokenLogprobs, tokenizer: Tokenizer | None) -> Log
     """Return the log probabilities of one position by token id. Without a tokenizer they have no texts."""
 
     def entry(token: int, logprob: float, rank: int) -> Logprob:
-        text = None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+        text = (
+            None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+        )
         return Logprob(logprob, rank, text)
 
     found = {token_id: entry(token_id, one.logprob, one.rank)}

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from orca_jax.errors import ConfigError, RequestError
 from orca_jax.llm.offline import LLM
 from orca_jax.llm.outputs import RequestOutput
-from orca_jax.request import SamplingParams, candidate_seed
+from orca_jax.values.errors import ConfigError, RequestError
+from orca_jax.values.request import SamplingParams, candidate_seed
 
 BASE = "tunix.rl.rollout.base_rollout"
 
@@ -86,7 +86,9 @@ class _Rollout:
             RequestError: an argument is not supported, or a prompt is longer than `max_prompt_length`.
         """
         if kwargs:
-            raise RequestError(f"generate has no argument {next(iter(kwargs))}", param=next(iter(kwargs)))
+            raise RequestError(
+                f"generate has no argument {next(iter(kwargs))}", param=next(iter(kwargs))
+            )
         ids = [self._encode(prompt) for prompt in prompts]
         width = rollout_config.max_prompt_length
         for index, each in enumerate(ids):
@@ -97,15 +99,22 @@ class _Rollout:
             outputs = self.llm.generate(ids, self._params(rollout_config, len(ids)), use_tqdm=False)
         texts = [output.outputs[0] for output in outputs]
         pad = self.pad_id()
+        logprobs = None
+        if _wants_logprobs(rollout_config):
+            logprobs = [_logprobs(output) for output in outputs]
         return self.output_class(
             text=[self._decode(text.token_ids) for text in texts],
             logits=None,
             tokens=[np.array(text.token_ids, np.int32) for text in texts],
-            left_padded_prompt_tokens=np.array([[pad] * (width - len(each)) + each for each in ids], np.int32),
-            logprobs=[_logprobs(output) for output in outputs] if _wants_logprobs(rollout_config) else None,
+            left_padded_prompt_tokens=np.array(
+                [[pad] * (width - len(each)) + each for each in ids], np.int32
+            ),
+            logprobs=logprobs,
         )
 
-    def get_per_token_logps(self, prompt_tokens: Any, completion_tokens: Any, completion_mask: Any = None) -> jax.Array:
+    def get_per_token_logps(
+        self, prompt_tokens: Any, completion_tokens: Any, completion_mask: Any = None
+    ) -> jax.Array:
         """Log probabilities of the completions' tokens under the current weights, [B, C]; 0 for padding.
 
         Args:
@@ -115,21 +124,30 @@ class _Rollout:
                 for one end token.
         """
         with jax.transfer_guard("allow"):
-            prompts, completions = np.asarray(prompt_tokens), np.asarray(completion_tokens)
+            prompts = np.asarray(prompt_tokens)
+            completions = np.asarray(completion_tokens)
             mask = None if completion_mask is None else np.asarray(completion_mask)
             pad = self.pad_id()
             rows = []
             for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-                begin = int(np.argmax(prompt != pad)) if (prompt != pad).any() else len(prompt) - 1
-                size = _used(completion, pad, self.eos_id()) if mask is None else int(mask[index].sum())
+                begin = len(prompt) - 1
+                if (prompt != pad).any():
+                    begin = int(np.argmax(prompt != pad))
+                size = _used(completion, pad, self.eos_id())
+                if mask is not None:
+                    size = int(mask[index].sum())
                 rows.append((prompt[begin:].tolist(), completion[:size].tolist()))
             params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
-            outputs = self.llm.generate([prompt + rest for prompt, rest in rows], params, use_tqdm=False)
+            outputs = self.llm.generate(
+                [prompt + rest for prompt, rest in rows], params, use_tqdm=False
+            )
             scores = np.zeros(completions.shape, np.float32)
             for index, ((_, rest), output) in enumerate(zip(rows, outputs, strict=True)):
                 known = output.prompt_logprobs or ()
                 pairs = zip(rest, known[len(known) - len(rest) :], strict=True)
-                scores[index, : len(rest)] = [one[token_id].logprob for token_id, one in pairs if one is not None]
+                scores[index, : len(rest)] = [
+                    one[token_id].logprob for token_id, one in pairs if one is not None
+                ]
             return jnp.asarray(scores)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
@@ -142,12 +160,15 @@ class _Rollout:
         if filter_types is not None and nnx.LoRAParam in filter_types:
             message = "adapters alone cannot replace weights: merge them into the model before update_params"
             raise ConfigError(message, param="filter_types")
-        with jax.transfer_guard("allow"):  # Tunix forbids transfers in `sync_weights`, and this is one
+        # Tunix forbids transfers in `sync_weights`, and this is one
+        with jax.transfer_guard("allow"):
             self.llm.update_params(params)
 
     def pad_id(self) -> int:
         """The id of padding."""
-        return int(self._tokenizer.pad_id()) if self._tokenizer is not None else self.eos_id()
+        if self._tokenizer is None:
+            return self.eos_id()
+        return int(self._tokenizer.pad_id())
 
     def eos_id(self) -> int:
         """The end token."""
@@ -163,7 +184,9 @@ class _Rollout:
             return self.llm.tokenizer.encode(prompt, True)
         ids = [int(token) for token in self._tokenizer.encode(prompt)]
         begin = self._tokenizer.bos_id()
-        return ids if begin in (None, 0, *ids[:1]) else [int(begin), *ids]
+        if begin in (None, 0, *ids[:1]):
+            return ids
+        return [int(begin), *ids]
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None:
@@ -172,18 +195,24 @@ class _Rollout:
 
     def _params(self, config: Any, count: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
-        seed = None if config.seed is None else int(np.asarray(config.seed).ravel()[-1])
         fields: dict[str, Any] = {
             "max_tokens": config.max_tokens_to_generate,
             "temperature": config.temperature,
-            "top_p": 1.0 if config.top_p is None else config.top_p,
-            "top_k": 0 if config.top_k is None else config.top_k,
             "stop_token_ids": tuple(config.eos_tokens or (self.eos_id(),)),
             "ignore_eos": True,
-            "logprobs": 0 if _wants_logprobs(config) else None,
         }
-        seeds = [None if seed is None else candidate_seed(seed, index) for index in range(count)]
-        return [SamplingParams(**fields, seed=each) for each in seeds]
+        if config.top_p is not None:
+            fields["top_p"] = config.top_p
+        if config.top_k is not None:
+            fields["top_k"] = config.top_k
+        if _wants_logprobs(config):
+            fields["logprobs"] = 0
+        if config.seed is None:
+            return [SamplingParams(**fields)] * count
+        seed = int(np.asarray(config.seed).ravel()[-1])
+        return [
+            SamplingParams(**fields, seed=candidate_seed(seed, index)) for index in range(count)
+        ]
 
 
 def _wants_logprobs(config: Any) -> bool:
@@ -201,4 +230,6 @@ def _used(completion: np.ndarray, pad: int, eos: int) -> int:
     """The tokens before the padding at the end; one end token remains if it is the padding's id, too."""
     others = np.flatnonzero(completion != pad)
     size = int(others[-1]) + 1 if len(others) else 0
-    return min(size + 1, len(completion)) if pad == eos else size
+    if pad == eos:
+        return min(size + 1, len(completion))
+    return size

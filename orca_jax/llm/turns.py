@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from orca_jax.engine import Engine
-from orca_jax.errors import EngineError
 from orca_jax.llm.open_requests import OpenCandidate
-from orca_jax.request import RequestUpdate
+from orca_jax.values.errors import EngineError
+from orca_jax.values.request import RequestUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ class FairLock:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()  # held for a few operations
-        self._places: deque[threading.Lock] = deque()  # of the threads that have asked; the first one has the lock
+        # of the threads that have asked; the first one has the lock
+        self._places: deque[threading.Lock] = deque()
         self._owner: int | None = None
 
     def __enter__(self) -> None:
@@ -79,7 +80,9 @@ class Turns:
     def check_usable(self) -> None:
         """Raise EngineError if the engine has failed or was closed."""
         if self._unusable is not None:
-            raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
+            raise EngineError(
+                f"this LLM cannot be used any more: {self._unusable}; create a new one"
+            )
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -142,7 +145,8 @@ class Turns:
             return  # dropped, or not ended
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)
-        if update.finish_reason is None:  # ended by a stop string, which the engine does not look for
+        # ended by a stop string, which the engine does not look for
+        if update.finish_reason is None:
             self._dropped.append(update.request_id)
         else:
             del self.open[update.request_id]

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MixerName, MlpName, ResidualFactors, SumFactors
 from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import GatedInput
-from orca_jax.model.layers import Linear, Maker, Mlp, Norm
+from orca_jax.model.layers import Linear, Maker, Mlp, Norm, kept, optional, scaled
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.attention import Attention
 from orca_jax.model.mixers.attention_mamba import AttentionMamba
@@ -24,6 +22,8 @@ from orca_jax.model.mixers.mamba import Mamba
 from orca_jax.model.mixers.no_mixer import NoMixer
 from orca_jax.model.mixers.short_conv import ShortConv
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MixerName, MlpName, ResidualFactors, SumFactors
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Pattern:
     @cached_property
     def period(self) -> int:
         """The least number of layers after which all parts repeat."""
-        parts, number = self.parts, len(self.parts)
+        parts = self.parts
+        number = len(self.parts)
         sizes = (size for size in range(1, number + 1) if number % size == 0)
         return next(size for size in sizes if parts == parts[:size] * (number // size))
 
@@ -76,9 +77,13 @@ class AttentionOnly[Cache]:
     ) -> tuple[Float[Array, "T H D"], Cache]:
         """Call the function."""
         # Without keys or values the function is that of the engine.
-        return self._attend(layer, q, k, v, cache, *([] if sinks is None else [sinks]))  # type: ignore[arg-type]
+        if sinks is None:
+            return self._attend(layer, q, k, v, cache)  # type: ignore[arg-type]
+        return self._attend(layer, q, k, v, cache, sinks)  # type: ignore[call-arg, arg-type]
 
-    def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
+    def advance(
+        self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache
+    ) -> tuple[Array, Cache]:
         """Raise NotImplementedError: there are no states."""
         raise NotImplementedError(
             f"layers with {mixer} keep states: call `Decoder.run_layers` with a `Mixing` that has them"
@@ -104,47 +109,58 @@ MIXERS: Mapping[MixerName, Callable[[Maker, ModelConfig, float], Mixer]] = {
 class Block(nnx.Module):
     """A mixer and an MLP, each with a norm and added to the residual stream, which stays float32.
 
-    Stacked layers of a model with several mixers or MLPs have all of these; a single layer has one of each. The norm of
-    the mixer's inputs is `attention_norm`, whatever the mixer.
+    A block is one layer, or all layers of a stage in stacks. One layer has one mixer and at most one MLP: the others
+    are None (`with_parts`). A stack has each mixer and each MLP of its layers, since a scan needs one tree. The first
+    axis of a parameter counts the layers with it (`Pattern.layers_of`). `attention_norm` normalises the inputs of any
+    mixer.
     """
 
     def __init__(self, make: Maker, config: ModelConfig) -> None:
         self.residual = config.residual
-        out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
+        # GPT-2: the residual stream sums 2 L such outputs
+        out_std = 0.02 * (2 * config.num_layers) ** -0.5
         self.factors = config.residual_factors or ResidualFactors()
         self.residual_scale = config.residual_scale
         self.attention_norm = Norm(make, config)
 
         mixers = config.mixers
-        makers = {name: make if len(mixers) == 1 else make.with_layers(config.layers_with(name)) for name in mixers}
-
-        def mixer[M](kind: Callable[[Maker, ModelConfig, float], M], name: MixerName) -> M | None:
-            """The mixer of this name; None if no layer of the stage has it."""
-            own = makers.get(name)
-            return None if own is None or not own.has_layers else kind(own, config, out_std)
-
+        makers = {name: make for name in mixers}
+        if len(mixers) > 1:
+            makers = {name: make.with_layers(config.layers_with(name)) for name in mixers}
         for name, kind in MIXERS.items():
-            setattr(self, name, nnx.data(mixer(kind, name)))
+            own = makers.get(name, make)
+            is_there = name in makers and own.has_layers
+            setattr(self, name, optional(is_there, kind, own, config, out_std))
         if config.residual != "single":
             self.mlp_norm = Norm(make, config)
         has_both = config.residual == "both_norms"
-        self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
-        self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
-        self.layer_scale = nnx.data(make((1,), ("head_dim",), "ones") if config.layer_scale else None)
-        self.layer_input = nnx.data(GatedInput(make, config, config.layer_inputs) if config.layer_inputs else None)
-        experts, (others, width) = config.experts, config.other_mlps
-        own = make.with_layers(config.layers_with_part("mlp")) if others or config.residual == "single" else make
-        self.dense_mlp: Mlp | None = nnx.data(None)
-        self.mlp: Mlp | Experts | MlpAndExperts | None = nnx.data(None)
-        if own.has_layers:
-            if experts is None:
-                self.mlp = nnx.data(Mlp(own, config, out_std))
-            else:
-                mixture = MlpAndExperts if experts.beside_dim else Experts
-                self.mlp = nnx.data(mixture(own, config, experts, out_std))
-        if others and (dense := make.with_layers(others)).has_layers:
-            self.dense_mlp = nnx.data(Mlp(dense, config, out_std, width))
-        self.has_experts = experts is not None
+        self.attention_out_norm = optional(has_both, Norm, make, config)
+        self.mlp_out_norm = optional(has_both, Norm, make, config)
+        self.layer_scale = optional(config.layer_scale, make, (1,), ("head_dim",), "ones")
+        self.layer_input: GatedInput | None = nnx.data(None)
+        if config.layer_inputs is not None:
+            self.layer_input = nnx.data(GatedInput(make, config, config.layer_inputs))
+        others, width = config.other_mlps
+        self.mlp: Mlp | Experts | MlpAndExperts | None = nnx.data(self._mlp(make, config, out_std))
+        dense = make.with_layers(others) if others else make
+        has_dense = others and dense.has_layers
+        self.dense_mlp = optional(has_dense, Mlp, dense, config, out_std, width)
+        self.has_experts = config.experts is not None
+
+    @staticmethod
+    def _mlp(
+        make: Maker, config: ModelConfig, out_std: float
+    ) -> Mlp | Experts | MlpAndExperts | None:
+        """The MLP of most layers; None if no layer of the stage has it."""
+        if config.other_mlps[0] or config.residual == "single":
+            kinds = enumerate(config.layer_kinds)
+            make = make.with_layers([layer for layer, kind in kinds if kind.mlp == "mlp"])
+        if not make.has_layers:
+            return None
+        if config.experts is None:
+            return Mlp(make, config, out_std)
+        kind = MlpAndExperts if config.experts.beside_dim else Experts
+        return kind(make, config, config.experts, out_std)
 
     def __call__[Cache](
         self,
@@ -186,7 +202,10 @@ class Block(nnx.Module):
     @property
     def mlps(self) -> dict[MlpName, Mlp | Experts | MlpAndExperts]:
         """The MLPs by their names, which are the names of their parameters too."""
-        found: dict[MlpName, Mlp | Experts | MlpAndExperts | None] = {"mlp": self.mlp, "dense_mlp": self.dense_mlp}
+        found: dict[MlpName, Mlp | Experts | MlpAndExperts | None] = {
+            "mlp": self.mlp,
+            "dense_mlp": self.dense_mlp,
+        }
         return {name: mlp for name, mlp in found.items() if mlp is not None}
 
     def with_parts(self, names: Sequence[str]) -> "Block":
@@ -197,31 +216,39 @@ class Block(nnx.Module):
         return block
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> Inputs:
         """The part before `mix`: its inputs."""
-        inputs = x if self.residual == "post_norm" else self.attention_norm(x)
-        return self.mixer.project(inputs, rotation, adapters)
+        if self.residual != "post_norm":
+            x = self.attention_norm(x)
+        return self.mixer.project(x, rotation, adapters)
 
     @property
     def linear_layers(self) -> list[Linear]:
         """The linear layers. Those of experts are not among them: they have their own products."""
-        layers = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers]
+        layers: list[Linear] = []
+        for mixer in self.mixers.values():
+            layers += mixer.linear_layers
         for mlp in self.mlps.values():
-            mlp = mlp.dense if isinstance(mlp, MlpAndExperts) else mlp
-            if isinstance(mlp, Mlp):
-                layers += mlp.linear_layers
-        return layers if self.layer_input is None else [*layers, *self.layer_input.linear_layers]
+            dense = getattr(mlp, "dense", mlp)
+            if isinstance(dense, Mlp):
+                layers += dense.linear_layers
+        if self.layer_input is not None:
+            layers += self.layer_input.linear_layers
+        return layers
 
     @property
     def experts(self) -> list[Experts]:
         """The mixtures of experts."""
-        mlps = [mlp.mlp if isinstance(mlp, MlpAndExperts) else mlp for mlp in self.mlps.values()]
+        mlps = [getattr(mlp, "mlp", mlp) for mlp in self.mlps.values()]
         return [mlp for mlp in mlps if isinstance(mlp, Experts)]
 
     def scaled(self, branch: Float[Array, "B E"]) -> Float[Array, "B E"]:
         """What attention or the MLP adds to the residual stream."""
-        return branch if self.residual_scale == 1 else branch * self.residual_scale
+        return scaled(branch, self.residual_scale)
 
     def finish(
         self,
@@ -235,14 +262,17 @@ class Block(nnx.Module):
         if keep is not None and adapters is not None:
             adapters = adapters.kept
         attended = self.mixer.merge(out, keep, adapters)
-        own = next(iter(self.mlps.values()), _nothing)
+        own: Callable[..., Array] = next(iter(self.mlps.values()), _nothing)
         # Models with experts have no adapters of MLPs.
         has_adapters = adapters is not None and not self.has_experts
-        mlp = partial(own, adapters=adapters) if has_adapters and isinstance(own, Mlp) else own
-        x = _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
+        if has_adapters and isinstance(own, Mlp):
+            own = partial(own, adapters=adapters)
+        x = _RESIDUALS[self.residual](self, kept(x, keep), attended, own)
         if self.layer_input is not None and beside is not None:
-            x = x + self.layer_input(x, beside if keep is None else beside[keep])
-        return x if self.layer_scale is None else x * self.layer_scale[...].astype(jnp.float32)
+            x = x + self.layer_input(x, kept(beside, keep))
+        if self.layer_scale is None:
+            return x
+        return x * self.layer_scale[...].astype(jnp.float32)
 
 
 def _nothing(x: Float[Array, "B E"]) -> Float[Array, "B E"]:
@@ -272,8 +302,10 @@ def _both_norms(
     """Add the normalised results of attention and of the MLP, each of normalised inputs."""
     assert block.attention_out_norm is not None and block.mlp_out_norm is not None
     x = x + block.scaled(block.attention_out_norm(attended))
-    streams = (x,) if isinstance(block.mlp, MlpAndExperts) else ()
-    return x + block.scaled(block.mlp_out_norm(mlp(block.mlp_norm(x), *streams)))
+    inputs = [block.mlp_norm(x)]
+    if isinstance(block.mlp, MlpAndExperts):
+        inputs.append(x)
+    return x + block.scaled(block.mlp_out_norm(mlp(*inputs)))
 
 
 def _parallel(
@@ -288,9 +320,14 @@ def _normed(
 ) -> Float[Array, "B E"]:
     """Add the attention to its normalised inputs, and the MLP to its own; both parts of a sum have factors."""
     (name,) = block.mixers
-    factors = {"attention": block.factors.attention, "linear_attention": block.factors.linear_attention}
+    factors = {
+        "attention": block.factors.attention,
+        "linear_attention": block.factors.linear_attention,
+    }
 
-    def total(x: Float[Array, "B E"], branch: Float[Array, "B E"], factors: SumFactors) -> Float[Array, "B E"]:
+    def total(
+        x: Float[Array, "B E"], branch: Float[Array, "B E"], factors: SumFactors
+    ) -> Float[Array, "B E"]:
         return factors.stream * x + factors.branch * branch
 
     x = block.mlp_norm(total(block.attention_norm(x), attended, factors[name]))

@@ -18,12 +18,19 @@ import tensorstore
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.config import DType, ModelConfig
-from orca_jax.errors import CheckpointError
+from orca_jax.helpers.console import Progress
 from orca_jax.model.block import Block
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import PART_BYTES, NotFinite, num_not_finite
-from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
+from orca_jax.model.orbax_files import (
+    CONVERT_AGAIN,
+    PARAMS,
+    SAVE_AGAIN,
+    Keys,
+    StoredTree,
+    orbax_root,
+    read_tree,
+)
 from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
@@ -47,7 +54,8 @@ from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import nested
 from orca_jax.model.trees.rows import LAYER, TreeTable
 from orca_jax.model.trees.views import Entry, PendingRead, Stacked, Stored, Taken, Transposed, View
-from orca_jax.progress import Progress
+from orca_jax.values.config import DType, ModelConfig
+from orca_jax.values.errors import CheckpointError
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ARRAYS = ("jax.Array", "np.ndarray")
@@ -68,13 +76,20 @@ class ArrayOfTree(NamedTuple):
 
 def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
     """Write the parameters as `dtype`, and quantised ones as they are, to the new folder `directory`/params."""
-    assert isinstance(decoder.blocks, Block), "checkpoints hold stacked layers: save before `unstack`"
+    assert isinstance(decoder.blocks, Block), (
+        "checkpoints hold stacked layers: save before `unstack`"
+    )
     leaves: dict[Keys, np.ndarray] = {}
     for path, value in flat_parameters(nnx.state(decoder)).items():
-        rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
-        stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
-        keys = tuple(path.split("."))
-        leaves[keys] = first_copies(stored, copies, head_dim_of(path, decoder.config)) if copies > 1 else stored
+        rows = stored_shape(path, value.shape, decoder.config)[0]
+        copies = num_copies(path, decoder.config)
+        value = value[:rows]
+        if not is_quantised_part(path):
+            value = value.astype(jnp.dtype(dtype))
+        stored = np.asarray(value)
+        if copies > 1:
+            stored = first_copies(stored, copies, head_dim_of(path, decoder.config))
+        leaves[tuple(path.split("."))] = stored
     save_leaves(leaves, directory)
 
 
@@ -86,7 +101,9 @@ def save_leaves(leaves: Mapping[Keys, Any], directory: Path) -> None:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(nested(leaves)))
 
 
-def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
+def load_orbax(
+    directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
+) -> nnx.State:
     """Read the Orbax checkpoint of `directory`, each device its own shards.
 
     In a training state such as {params, opt_state, step}, only the parameters are read. The table for the tree follows
@@ -107,19 +124,27 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
     if any(keys[-2:] == ("kernel", "values") for keys in tree.leaves):
         if wanted.kind is None:
-            problem = "the parameters are quantised, and config.json has no quantization_config for them"
+            problem = (
+                "the parameters are quantised, and config.json has no quantization_config for them"
+            )
             raise CheckpointError(str(tree.folder), [problem], remedy=CONVERT_AGAIN)
         wanted = wanted.as_held()
-    views, problems = views_of(tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory))
-    leaves, stacked = flat_parameters(wanted.shapes), with_layers(wanted.of_model)
+    views, problems = views_of(
+        tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory)
+    )
+    leaves = flat_parameters(wanted.shapes)
+    stacked = with_layers(wanted.of_model)
     arrays: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}  # the leaves of each array of the files
     for path, leaf in leaves.items():
         arrays.setdefault(path if path in views else split_layer(path)[0], {})[path] = leaf
     values: dict[str, Array] = {}
-    parts, not_finite = wanted.make_parts(), NotFinite()
+    parts = wanted.make_parts()
+    not_finite = NotFinite()
     for number, (name, of_array) in enumerate(arrays.items() if not problems else (), start=1):
         try:
-            view, shapes, is_split = views[name], [*of_array.values()], name not in of_array
+            view = views[name]
+            shapes = [*of_array.values()]
+            is_split = name not in of_array
             if name in stacked:
                 size = len(shapes) if is_split else shapes[0].shape[0]
                 begin = bisect_left(layers_of(name, config), wanted.layers.start)
@@ -159,9 +184,14 @@ def views_of(
         CheckpointError: no table fits the tree.
         ConfigError: the table of the tree does not support the family.
     """
-    shapes, types = stored_shapes(of_model, config), flat_parameters(of_model)
+    shapes = stored_shapes(of_model, config)
+    types = flat_parameters(of_model)
     stacked = {path: path in with_layers(of_model) for path in shapes}
-    if mapping is None and config.decoder is not None and (rows := own_class(config.decoder).tree_rows(config)):
+    if (
+        mapping is None
+        and config.decoder is not None
+        and (rows := own_class(config.decoder).tree_rows(config))
+    ):
         mapping = TreeMapping(TreeTable(config.decoder, rows))
     placed = choose_table(tree, stacked, config, mapping)
     sources, problems = find_arrays(tree, placed, stacked, shapes, config.num_layers)
@@ -201,16 +231,21 @@ def _view(
             return f"{label}: {error}; {path} needs {list(shape)}"
     if any(view.shape != views[0].shape for view in views):
         return f"{source.row.source}: the layers have different shapes"
-    view = views[0] if LAYER not in source.row.source or LAYER in source.row.path else Stacked(tuple(views))
+    view = views[0]
+    if LAYER in source.row.source and LAYER not in source.row.path:
+        view = Stacked(tuple(views))
     if view.shape == shape:
         return view
-    needs = f"the model needs {list(shape)}" if source.is_own else f"{path} needs {list(shape)}"
-    return f"{path if source.is_own else source.row.source}: shape {list(view.shape)}, {needs}"
+    has = f"shape {list(view.shape)}"
+    if source.is_own:
+        return f"{path}: {has}, the model needs {list(shape)}"
+    return f"{source.row.source}: {has}, {path} needs {list(shape)}"
 
 
 def _changed(view: View, source: ParameterArrays) -> View:
     """The operations of a row, on one layer or on the layers of an array. Raises ValueError as operations do."""
-    axis, lead = source.row.layer_axis, 0
+    axis = source.row.layer_axis
+    lead = 0
     if axis is not None and axis >= len(view.shape):
         raise ValueError(f"shape {list(view.shape)} has no axis {axis} for the layers")
     if axis is not None and source.layer is not None:
@@ -218,8 +253,10 @@ def _changed(view: View, source: ParameterArrays) -> View:
             raise ValueError(f"shape {list(view.shape)} has no layer {source.layer} on axis {axis}")
         view = Entry(view, axis, source.layer)
     elif axis is not None:
-        lead, rest = 1, [other for other in range(len(view.shape)) if other != axis]
-        view = Transposed(view, (axis, *rest)) if axis else view
+        lead = 1
+        rest = [other for other in range(len(view.shape)) if other != axis]
+        if axis:
+            view = Transposed(view, (axis, *rest))
     for operation in source.row.operations:
         view = operation(view, lead)
     return view
@@ -247,7 +284,8 @@ def _problem(opened: ArrayOfTree, types: Sequence[str]) -> str | None:
     """The problem of an array's type or of its parts."""
     if opened.dtype not in types:
         return f"type {opened.dtype} is not supported, only {', '.join(types)}"
-    shape, chunk = opened.view.shape, opened.chunk
+    shape = opened.view.shape
+    chunk = opened.chunk
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=False)):
         return f"chunks of {list(chunk)} values are larger than the array"  # and than the memory
     return None
@@ -270,7 +308,11 @@ def read_parameter(
 
 
 def read_layers(
-    path: str, view: View, leaves: Sequence[jax.ShapeDtypeStruct], config: ModelConfig, not_finite: NotFinite
+    path: str,
+    view: View,
+    leaves: Sequence[jax.ShapeDtypeStruct],
+    config: ModelConfig,
+    not_finite: NotFinite,
 ) -> list[Array]:
     """Read the parameters of separate layers from a view with all of them, as in `read_parameter`.
 
@@ -301,7 +343,9 @@ def _shards(
     """Start to read all shards of a parameter, those of all layers together if `num_layers` are given."""
     if (copies := num_copies(path, config)) > 1:
         view = Taken(
-            view, len(view.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, head_dim_of(path, config))
+            view,
+            len(view.shape) - 1,
+            copied_columns(range(leaf.shape[-1]), copies, head_dim_of(path, config)),
         )
     lead = [] if num_layers is None else [range(num_layers)]
 
@@ -315,18 +359,28 @@ def _shards(
 
 
 def _padded(
-    view: View, bounds: Sequence[range], leaf: jax.ShapeDtypeStruct, count: Callable[[np.ndarray], None]
+    view: View,
+    bounds: Sequence[range],
+    leaf: jax.ShapeDtypeStruct,
+    count: Callable[[np.ndarray], None],
 ) -> PendingRead:
     """Start to read a part, in the type of a parameter. Entries beyond those of the view are zeros."""
-    cut = [range(min(bound.start, size), min(bound.stop, size)) for bound, size in zip(bounds, view.shape, strict=True)]
+    cut = [
+        range(min(bound.start, size), min(bound.stop, size))
+        for bound, size in zip(bounds, view.shape, strict=True)
+    ]
     read = view.start(cut)
 
     def padded() -> np.ndarray:
         values = read()
         count(values)
         values = values.astype(leaf.dtype, copy=False)
-        padding = [(0, len(bound) - found) for bound, found in zip(bounds, values.shape, strict=True)]
-        return np.pad(values, padding) if any(after for _, after in padding) else values
+        padding = [
+            (0, len(bound) - found) for bound, found in zip(bounds, values.shape, strict=True)
+        ]
+        if not any(after for _, after in padding):
+            return values
+        return np.pad(values, padding)
 
     return padded
 

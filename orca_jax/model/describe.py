@@ -8,16 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-from orca_jax.bundled import PRESET_PREFIX, is_gguf, is_preset
-from orca_jax.checks import json_value, short
-from orca_jax.config import DType, ModelConfig, Quantization
-from orca_jax.errors import ConfigError
-from orca_jax.layer_config import INT4_GROUP
+from orca_jax.helpers.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import token_ids
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.orbax_files import is_checkpoint
+from orca_jax.values.checks import json_value, short
+from orca_jax.values.config import DType, ModelConfig, Quantization
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import INT4_GROUP
 
 QUANT_METHOD = "orca-jax"  # in `quantization_config` of config.json
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -30,7 +30,9 @@ def preset_values(model: str) -> dict[str, Any]:
     name = model.removeprefix(PRESET_PREFIX)
     presets = _presets()
     if name not in presets:
-        raise ConfigError(f"unknown preset {name!r}; the presets are {', '.join(presets)}", param="model")
+        raise ConfigError(
+            f"unknown preset {name!r}; the presets are {', '.join(presets)}", param="model"
+        )
     return presets[name]
 
 
@@ -54,7 +56,9 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
         try:
             return config_from_hf(hf_config_of(source))
         except ConfigError as error:  # keys are named as in a config.json
-            raise ConfigError(error.message.replace("config.json:", f"{source}:", 1), param=error.param) from None
+            raise ConfigError(
+                error.message.replace("config.json:", f"{source}:", 1), param=error.param
+            ) from None
     if not directory.is_dir():
         raise ConfigError(
             f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, a "
@@ -75,8 +79,13 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
         extra = token_ids(read_object(generation).get("eos_token_id"), file=generation.name)
         _check_end_tokens(generation.name, extra, config)
     if "eos_token_id" not in hf and not extra:
-        logger.warning("%s: no eos_token_id in config.json: texts end only at stop strings and max_tokens", directory)
-    return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra))))
+        logger.warning(
+            "%s: no eos_token_id in config.json: texts end only at stop strings and max_tokens",
+            directory,
+        )
+    return dataclasses.replace(
+        config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *extra)))
+    )
 
 
 def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
@@ -91,12 +100,15 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
         near, missing = refused().get(str(kind), ("", ""))
         reason = f" ({missing} is missing; the nearest family is {near})" if near else ""
         raise ConfigError(
-            f"config.json: model_type {short(kind)} is not supported{reason}, only {served}", param="model"
+            f"config.json: model_type {short(kind)} is not supported{reason}, only {served}",
+            param="model",
         )
     family = FAMILIES[kind]
     hf, quantization = take_quantization(hf)
     check_keys(hf, family)
-    config = dataclasses.replace(family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization)
+    config = dataclasses.replace(
+        family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization
+    )
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
 
@@ -104,7 +116,11 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
 def named_dtype(values: Mapping[str, Any]) -> DType | None:
     """Return the type that a config.json names; None if it names none that can be served."""
     text = values.get("text_config")
-    name = values.get("dtype") or values.get("torch_dtype") or (isinstance(text, dict) and named_dtype(text))
+    name = (
+        values.get("dtype")
+        or values.get("torch_dtype")
+        or (isinstance(text, dict) and named_dtype(text))
+    )
     return next((kind for kind in get_args(DType) if kind == name), None)
 
 
@@ -117,7 +133,9 @@ def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
     try:
         config = own_class(decoder).config_from_json(hf) or config_from_hf(hf)
     except KeyError as error:
-        raise ConfigError(f"config.json: {error.args[0]} is missing, which {decoder} reads", param="model") from None
+        raise ConfigError(
+            f"config.json: {error.args[0]} is missing, which {decoder} reads", param="model"
+        ) from None
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return dataclasses.replace(config, decoder=decoder)
 
@@ -159,8 +177,16 @@ def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -
 
 def refused() -> dict[str, tuple[str, str]]:
     """The types of models without a family, each with the nearest family and the missing part."""
-    text = resources.files("orca_jax.model.families").joinpath("refused.json").read_text(encoding="utf-8")
-    return {kind: (near, missing) for kind, (near, missing) in json.loads(text).items() if kind not in FAMILIES}
+    text = (
+        resources.files("orca_jax.model.families")
+        .joinpath("refused.json")
+        .read_text(encoding="utf-8")
+    )
+    return {
+        kind: (near, missing)
+        for kind, (near, missing) in json.loads(text).items()
+        if kind not in FAMILIES
+    }
 
 
 def _presets() -> dict[str, dict[str, Any]]:

@@ -13,18 +13,26 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
-from orca_jax.layer_config import ExpertsConfig, RouterConfig
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, multiply
-from orca_jax.model.packed.bits import MixedBitsMatrix, PackedBitsMatrix, has_packed_bits, num_rows, packed_bits
+from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, multiply, optional, plus, scaled
+from orca_jax.model.packed.bits import (
+    MixedBitsMatrix,
+    PackedBitsMatrix,
+    has_packed_bits,
+    num_rows,
+    packed_bits,
+)
 from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_matrix
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
-ExpertMatrices = nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix | MixedBitsMatrix
+ExpertMatrices = (
+    nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix | MixedBitsMatrix
+)
 
 
 class Experts(nnx.Module):
@@ -33,41 +41,52 @@ class Experts(nnx.Module):
     Each device has a part of the width of every expert. The sum over devices is as that of a dense MLP.
     """
 
-    def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
+    def __init__(
+        self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float
+    ) -> None:
         self.mesh = make.mesh
-        self.activation, self.clamp = config.activation, experts.clamp
-        self.count, self.per_token = experts.count, experts.per_token
-        self.is_normalised, self.weighs_inputs = experts.is_normalised, experts.weighs_inputs
+        self.activation = config.activation
+        self.clamp = experts.clamp
+        self.count = experts.count
+        self.per_token = experts.per_token
+        self.is_normalised = experts.is_normalised
+        self.weighs_inputs = experts.weighs_inputs
         self.rules = experts.router
         make = make.of_each_device()
-        embed, width, count = config.embed_dim, config.mlp_dim, experts.count
+        embed = config.embed_dim
+        width = config.mlp_dim
+        count = experts.count
         self.router = make((embed, count), ("embed", "experts"), "normal")
-        self.choice_bias = nnx.data(make((count,), ("experts",), "zeros") if experts.router.has_bias else None)
-        sizes, names = (count, embed, width), ("experts", "embed", "mlp")
-        self.gate = nnx.data(make.experts(sizes, names, 0.02) if config.gated_mlp else None)
+        self.choice_bias = optional(experts.router.has_bias, make, (count,), ("experts",), "zeros")
+        sizes = (count, embed, width)
+        names = ("experts", "embed", "mlp")
+        self.gate = optional(config.gated_mlp, make.experts, sizes, names, 0.02)
         self.up = make.experts(sizes, names, 0.02)
         self.down = make.experts((count, width, embed), ("experts", "mlp", "embed"), out_std)
-        self.router_bias: nnx.Param[Array] | None = nnx.data(None)
+        self.router_bias = optional(experts.has_biases, make, (count,), ("experts",), "zeros")
         self.biases: nnx.Dict[nnx.Param[Array]] | None = nnx.data(None)
         if experts.has_biases:
-            self.router_bias = nnx.data(make((count,), ("experts",), "zeros"))
             axes = {"gate": (width, "mlp"), "up": (width, "mlp"), "down": (embed, "embed")}
-            self.biases = nnx.data(
-                nnx.Dict({name: make((count, size), ("experts", axis), "zeros") for name, (size, axis) in axes.items()})
-            )
-        shared = SharedExpert(make, config, experts, out_std) if experts.shared_dim else None
-        self.shared = nnx.data(shared)
+            biases = {
+                name: make((count, size), ("experts", axis), "zeros")
+                for name, (size, axis) in axes.items()
+            }
+            self.biases = nnx.data(nnx.Dict(biases))
+        self.shared = optional(experts.shared_dim, SharedExpert, make, config, experts, out_std)
         # Factors on the weights of each expert.
-        self.factors = nnx.data(make((count,), ("experts",), "ones") if experts.beside_dim else None)
+        self.factors = optional(experts.beside_dim, make, (count,), ("experts",), "ones")
 
-    def __call__(self, x: Float[Array, "T E"], routed: Float[Array, "T E"] | None = None) -> Float[Array, "T E"]:
+    def __call__(
+        self, x: Float[Array, "T E"], routed: Float[Array, "T E"] | None = None
+    ) -> Float[Array, "T E"]:
         """Apply to every token. The devices exchange nothing but the sum of their results.
 
         Args:
             x: the inputs of the experts.
             routed: those of the router; None for the same.
         """
-        routed = x if routed is None else routed
+        if routed is None:
+            routed = x
         if self.is_alone:
             return self._part(x, routed)
         structure, state = nnx.split(self)
@@ -81,7 +100,8 @@ class Experts(nnx.Module):
             mesh=self.mesh,
             in_specs=(_specs(state), PartitionSpec(), PartitionSpec()),
             out_specs=PartitionSpec(),
-            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+            # a loop whose trip count is the same on all shards needs no collective
+            check_vma=False,
         )
         with jax.named_scope("experts"):
             summed: jax.Array = split(state, x, routed)
@@ -90,17 +110,25 @@ class Experts(nnx.Module):
     def _part(self, x: Float[Array, "T E"], routed: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
         chosen, weights = self.route(routed)
-        form, implementation = KernelForm(), None
+        form = KernelForm()
+        implementation = None
         if isinstance(self.up, PackedMatrix | PackedBitsMatrix | MixedBitsMatrix):
             form = KernelForm(grouped=_grouped, num_experts=self.count, num_rows=num_rows(self.up))
             implementation = "ragged"
         elif isinstance(self.up, QuantisedExperts):
             form = self.up.form
-        kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
-        inputs, weights = (x * weights, jnp.ones_like(weights)) if self.weighs_inputs else (x, weights)
+        kernels = ExpertKernels(
+            _stored(self.gate), _stored(self.up), _stored(self.down), self._biases()
+        )
+        inputs = x
+        if self.weighs_inputs:
+            inputs = x * weights
+            weights = jnp.ones_like(weights)
         mix = partial(expert_mlp, activation=self._gated, form=form, implementation=implementation)
         mixed = mix(inputs, chosen, weights, kernels)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        if self.shared is None:
+            return mixed
+        return mixed + self.shared(x)
 
     @property
     def is_alone(self) -> bool:
@@ -118,8 +146,9 @@ class Experts(nnx.Module):
         if not self.is_alone:
             return
         self.router = packed_matrix(self.router, library, num_devices)
-        for layer in [] if self.shared is None else self.shared.mlp.linear_layers:
-            layer.pack(library, num_devices)
+        if self.shared is not None:
+            for layer in self.shared.mlp.linear_layers:
+                layer.pack(library, num_devices)
         if self.has_packed_form(library):
             for name, held in self.matrices.items():
                 if isinstance(held, QuantisedExperts):
@@ -129,16 +158,24 @@ class Experts(nnx.Module):
 
     def has_packed_form(self, library: Library) -> bool:
         """True if the matrices of all experts have packed forms, on one device, or are packed already."""
-        return self.is_alone and all([_has_packed_form(held, library) for held in self.matrices.values()])
+        return self.is_alone and all(
+            [_has_packed_form(held, library) for held in self.matrices.values()]
+        )
 
     def _biases(self) -> ExpertBiases | None:
         """The biases of the experts. Each device has its part of those that are added after the projections back."""
         if self.biases is None:
             return None
-        gate, up, down = (self.biases[name][...].astype(jnp.float32) for name in ExpertBiases._fields)
-        return ExpertBiases(gate, up, down if self.mesh is None else down / self.mesh.size)
+        gate, up, down = (
+            self.biases[name][...].astype(jnp.float32) for name in ExpertBiases._fields
+        )
+        if self.mesh is not None:
+            down = down / self.mesh.size
+        return ExpertBiases(gate, up, down)
 
-    def _gated(self, gate: Float[Array, "*any"] | None, up: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    def _gated(
+        self, gate: Float[Array, "*any"] | None, up: Float[Array, "*any"]
+    ) -> Float[Array, "*any"]:
         """The vector that an expert projects back."""
         if gate is None:
             return ACTIVATIONS[self.activation](up)
@@ -150,24 +187,29 @@ class Experts(nnx.Module):
 
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
         """The experts of every token, the most probable first, and their weights."""
-        rules, (products,) = self.rules, multiply(x, self.router)
-        products = products if self.router_bias is None else products + self.router_bias[...].astype(jnp.float32)
+        rules = self.rules
+        products = plus(multiply(x, self.router)[0], self.router_bias)
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
-        scores = jax.nn.softmax(products) if rules.scores == "softmax" else jax.nn.sigmoid(products)
-        choice = products if self.weighs_inputs else scores
-        if self.choice_bias is not None:
-            choice = choice + self.choice_bias[...].astype(jnp.float32)
+        scores = _SCORES[rules.scores](products)
+        choice = plus(products if self.weighs_inputs else scores, self.choice_bias)
         if rules.used_groups < rules.groups:
             choice = _of_best_groups(choice, rules)
         best, chosen = jax.lax.top_k(choice, self.per_token)
         weights = best if choice is scores else jnp.take_along_axis(scores, chosen, axis=1)
         if self.is_normalised:
             total = jnp.sum(weights, axis=1, keepdims=True)
-            total = total + rules.eps if rules.eps else total
-            weights = weights / (jnp.maximum(total, rules.least_sum) if rules.least_sum else total)
-        weights = weights if self.factors is None else weights * self.factors[...].astype(jnp.float32)[chosen]
-        return chosen, weights if rules.scale == 1 else weights * rules.scale
+            if rules.eps:
+                total = total + rules.eps
+            if rules.least_sum:
+                total = jnp.maximum(total, rules.least_sum)
+            weights = weights / total
+        if self.factors is not None:
+            weights = weights * self.factors[...].astype(jnp.float32)[chosen]
+        return chosen, scaled(weights, rules.scale)
+
+
+_SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 def _has_packed_form(held: ExpertMatrices, library: Library) -> bool:
@@ -176,7 +218,9 @@ def _has_packed_form(held: ExpertMatrices, library: Library) -> bool:
     return type(held) is not nnx.Param or has_packed_form(held, library)
 
 
-def _grouped(x: Float[Array, "A I"], matrices: list[Any], sizes: Int[Array, "X"]) -> list[Float[Array, "A O"]]:
+def _grouped(
+    x: Float[Array, "A I"], matrices: list[Any], sizes: Int[Array, "X"]
+) -> list[Float[Array, "A O"]]:
     """`KernelForm.grouped` for packed matrices."""
     return multiply(x, *matrices, sizes=sizes)
 
@@ -185,7 +229,9 @@ def _stored(matrices: ExpertMatrices | None) -> Any:
     """The arrays of the matrices of all experts. Packed ones are read as they are."""
     if isinstance(matrices, QuantisedExperts):
         return matrices.parts
-    return matrices[...] if type(matrices) is nnx.Param else matrices
+    if type(matrices) is nnx.Param:
+        return matrices[...]
+    return matrices
 
 
 def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[Array, "T X"]:
@@ -197,9 +243,12 @@ def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[A
     return jnp.where(is_used[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
 
 
-def _of_two_softmaxes(products: Float[Array, "T X"], reach: float) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
+def _of_two_softmaxes(
+    products: Float[Array, "T X"], reach: float
+) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
     """The two best experts. Each is weighted by a softmax over those near it and not chosen yet (arXiv 2409.12136)."""
-    left, found = products, []
+    left = products
+    found = []
     for _ in range(2):
         best = left.max(axis=1, keepdims=True)
         is_far = (best - products) / jnp.maximum(jnp.abs(products), best) > reach
@@ -207,32 +256,39 @@ def _of_two_softmaxes(products: Float[Array, "T X"], reach: float) -> tuple[Int[
         shares = jax.nn.softmax(jnp.where(is_far, -jnp.inf, left))
         found.append((chosen, jnp.take_along_axis(shares, chosen, axis=1)))
         left = jnp.where(jnp.arange(left.shape[1]) == chosen, -jnp.inf, left)
-    first, second = found
-    return jnp.concatenate([first[0], second[0]], axis=1), jnp.concatenate([first[1], second[1]], axis=1)
+    experts, weights = zip(*found, strict=True)
+    return jnp.concatenate(experts, axis=1), jnp.concatenate(weights, axis=1)
 
 
 class SharedExpert(nnx.Module):
     """An expert of all tokens. Each token weights it by its own number, if it has a gate."""
 
-    def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
-        weight = make((config.embed_dim, 1), ("embed", "experts"), "normal") if experts.shared_gate else None
-        self.weight = nnx.data(weight)
+    def __init__(
+        self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float
+    ) -> None:
+        sizes = (config.embed_dim, 1)
+        self.weight = optional(experts.shared_gate, make, sizes, ("embed", "experts"), "normal")
         self.mlp = Mlp(make, config, out_std, experts.shared_dim)
 
     def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """Apply to every token. On several devices the result is this device's part of the sum."""
         out = self.mlp(x)
-        return out if self.weight is None else jax.nn.sigmoid(matmul(x, self.weight[...])) * out
+        if self.weight is None:
+            return out
+        return jax.nn.sigmoid(matmul(x, self.weight[...])) * out
 
 
 class MlpAndExperts(nnx.Module):
     """The sum of an MLP and of experts, each with a norm after it; experts and router read the stream (Gemma 4)."""
 
-    def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
+    def __init__(
+        self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float
+    ) -> None:
         self.dense = Mlp(make, config, out_std, experts.beside_dim)
         self.mlp = Experts(make, config, experts, out_std)
         self.dense_norm, self.in_norm, self.out_norm = (Norm(make, config) for _ in range(3))
-        self.router_norm, self.factor = Norm(make, config), config.embed_dim**-0.5
+        self.router_norm = Norm(make, config)
+        self.factor = config.embed_dim**-0.5
 
     def __call__(self, x: Float[Array, "T E"], stream: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """Apply to every token, with the normalised stream and the stream itself."""
@@ -244,7 +300,9 @@ def _specs(state: nnx.State) -> nnx.State:
     """The mesh axes of one layer's parameters. The leading axis of stacked ones has been removed."""
 
     def spec(variable: nnx.Variable[Array]) -> nnx.Variable[PartitionSpec]:
-        return variable.replace(partition_spec(variable.get_metadata("axes")[-variable.get_value().ndim :]))
+        return variable.replace(
+            partition_spec(variable.get_metadata("axes")[-variable.get_value().ndim :])
+        )
 
     specs: nnx.State = nnx.map_state(lambda _, variable: spec(variable), state)
     return specs

@@ -5,23 +5,26 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import LayerInputs
 from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, Table
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import LayerInputs
 
 
 class InputsOfLayers(nnx.Module):
     """The mean, up to a factor, of a table's rows and of a projection of the embeddings, which has a norm."""
 
     def __init__(self, make: Maker, config: ModelConfig, sizes: LayerInputs) -> None:
-        self.width, self.scale = sizes.width, config.embed_dim**-0.5
+        self.width = sizes.width
+        self.scale = config.embed_dim**-0.5
         whole = config.num_layers * sizes.width
         self.table = Table(make, sizes.vocab_size, whole, "ids")
         self.table_scale = float(np.float32(sizes.width**0.5).astype(make.dtype))
         self.projection = Linear(make, (config.embed_dim, whole), ("embed", "latent"), bias=False)
         self.norm = Norm(make, config, sizes.width, "head_dim")
 
-    def __call__(self, ids: Int[Array, "T"], embedded: Float[Array, "T E"]) -> Float[Array, "L T P"]:
+    def __call__(
+        self, ids: Int[Array, "T"], embedded: Float[Array, "T E"]
+    ) -> Float[Array, "L T P"]:
         """The vectors of all layers."""
         of_ids = self.table(ids) * self.table_scale
         of_vectors = self.norm.of_groups(self.projection(embedded) * self.scale)
@@ -35,7 +38,9 @@ class GatedInput(nnx.Module):
     def __init__(self, make: Maker, config: ModelConfig, sizes: LayerInputs) -> None:
         self.activation = config.activation
         self.gate = Linear(make, (config.embed_dim, sizes.width), ("embed", "latent"), bias=False)
-        self.projection = Linear(make, (sizes.width, config.embed_dim), ("latent", "embed"), bias=False)
+        self.projection = Linear(
+            make, (sizes.width, config.embed_dim), ("latent", "embed"), bias=False
+        )
         self.norm = Norm(make, config)
 
     @property

@@ -14,7 +14,6 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.matmul import matmul, table_scores
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
@@ -45,6 +44,7 @@ from orca_jax.model.quantise import (
 )
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import LayerSpan
+from orca_jax.values.config import ModelConfig
 
 Init = Literal["normal", "zeros", "ones"]
 Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix | PackedBitsMatrix | MixedBitsMatrix
@@ -57,6 +57,14 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
+
+
+def optional[**P, M](
+    exists: object, make: Callable[P, M], *args: P.args, **kwargs: P.kwargs
+) -> M | None:
+    """`make(*args, **kwargs)` as data of a module, or None unless it `exists`. It must be assigned directly."""
+    found: M | None = nnx.data(make(*args, **kwargs) if exists else None)
+    return found
 
 
 class Maker:
@@ -81,7 +89,8 @@ class Maker:
         self.dtype = dtype
         self.rngs = rngs
         self.span = span
-        self.layers: range | tuple[int, ...] = () if span is None else range(span.start, span.stop)  # leading axis
+        # leading axis
+        self.layers: range | tuple[int, ...] = () if span is None else range(span.start, span.stop)
         self.mesh = mesh
         self.storage = storage or Storage()
 
@@ -103,7 +112,9 @@ class Maker:
     def of_each_device(self) -> "Maker":
         """A maker for layers partitioned by hand. Their products get the matrices as one device holds them."""
         # A group of int4 may reach over the edge of a device: assembly/support.py refuses it.
-        assert self.storage.kind != "int4" or self.storage.shards == 1, "refused by assembly/support.py"
+        assert self.storage.kind != "int4" or self.storage.shards == 1, (
+            "refused by assembly/support.py"
+        )
         return Maker(self.dtype, self.rngs, self.span, self.mesh, Storage(self.storage.kind))
 
     def skip(self) -> None:
@@ -114,21 +125,23 @@ class Maker:
         self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
     ) -> nnx.Param[Array]:
         """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
-        value = (
-            self._layer_by_layer(shape, std, lambda values: values)
-            if init == "normal"
-            else self._constant(shape, float(init == "ones"))
-        )
-        return nnx.Param(value, axes=axes if self.span is None else ("layers", *axes))
+        if self.span is not None:
+            axes = ("layers", *axes)
+        if init == "normal":
+            return nnx.Param(self._layer_by_layer(shape, std, lambda values: values), axes=axes)
+        return nnx.Param(self._constant(shape, float(init == "ones")), axes=axes)
 
     def matrix(self, sizes: tuple[int, int], axes: tuple[str, str], std: float) -> Matrix:
         """A matrix of random values from inputs to outputs."""
-        kind, splits = self.storage.kind, self._splits(axes[0])
+        kind = self.storage.kind
+        splits = self._splits(axes[0])
         if kind is None:
             return self(sizes, axes, "normal", std)
         check_inputs(kind, sizes[0], splits)
         parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
-        return QuantisedMatrix(parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None)
+        return QuantisedMatrix(
+            parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None
+        )
 
     def experts(
         self, sizes: tuple[int, int, int], axes: tuple[str, str, str], std: float
@@ -141,26 +154,38 @@ class Maker:
         parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
         return QuantisedExperts(parts, axes, kind, self.dtype, is_stacked=self.span is not None)
 
-    def table(self, rows: int, width: int, axis: str, used: int) -> "nnx.Param[Array] | QuantisedTable":
+    def table(
+        self, rows: int, width: int, axis: str, used: int
+    ) -> "nnx.Param[Array] | QuantisedTable":
         """A table of random values; rows from `used` on are zeros."""
 
         def padded(values: Array) -> Array:
-            return values if used == rows else jnp.where(jnp.arange(rows)[:, None] < used, values, 0)
+            if used == rows:
+                return values
+            return jnp.where(jnp.arange(rows)[:, None] < used, values, 0)
 
         axes = (axis, "embed")
         if self.storage.kind is None or axis == "positions":
             return nnx.Param(self._layer_by_layer((rows, width), 0.02, padded), axes=axes)
-        parts = self._layer_by_layer((rows, width), 0.02, lambda values: quantise_rows(padded(values)))
+        parts = self._layer_by_layer(
+            (rows, width), 0.02, lambda values: quantise_rows(padded(values))
+        )
         return QuantisedTable(parts, axes, self.dtype, self._splits(axis))
 
     def _splits(self, axis: str) -> int:
         """The number of devices over which an axis is split."""
-        return 1 if MESH_AXES[axis] is None else self.storage.shards
+        if MESH_AXES[axis] is None:
+            return 1
+        return self.storage.shards
 
     def _constant(self, shape: tuple[int, ...], value: float) -> Array:
-        return jnp.full(shape if self.span is None else (len(self.layers), *shape), value, self.dtype)
+        if self.span is not None:
+            shape = (len(self.layers), *shape)
+        return jnp.full(shape, value, self.dtype)
 
-    def _layer_by_layer[T](self, shape: tuple[int, ...], std: float, store: Callable[[Array], T]) -> T:
+    def _layer_by_layer[T](
+        self, shape: tuple[int, ...], std: float, store: Callable[[Array], T]
+    ) -> T:
         def draw(key: Array) -> T:
             return store((std * jax.random.normal(key, shape)).astype(self.dtype))
 
@@ -169,7 +194,11 @@ class Maker:
         keys = jax.random.split(self.rngs.params(), self.span.num_layers)
         # A loop: the random bits of all layers at once would need several times the memory of the weights.
         layers = self.layers
-        own = keys[layers.start : layers.stop] if isinstance(layers, range) else keys[np.array(layers)]
+        own = (
+            keys[layers.start : layers.stop]
+            if isinstance(layers, range)
+            else keys[np.array(layers)]
+        )
         stacked: T = jax.lax.map(draw, own)
         return stacked
 
@@ -188,7 +217,31 @@ def multiply(
     if len(kernels) > 1:
         return [multiply(x, kernel)[0] for kernel in kernels]
     (kernel,) = kernels
-    return [kernel.product(x) if isinstance(kernel, QuantisedMatrix) else matmul(x, kernel[...])]  # type: ignore[index]
+    if isinstance(kernel, QuantisedMatrix):
+        return [kernel.product(x)]
+    return [matmul(x, kernel[...])]  # type: ignore[index]
+
+
+def plus(values: Float[Array, "*T O"], bias: nnx.Param[Array] | None) -> Float[Array, "*T O"]:
+    """The values and a vector in float32, if there is one."""
+    if bias is None:
+        return values
+    return values + bias[...].astype(jnp.float32)
+
+
+def scaled(values: Float[Array, "*any"], factor: float) -> Float[Array, "*any"]:
+    """The product, without an operation if the factor is one."""
+    if factor == 1:
+        return values
+    return values * factor
+
+
+def kept[Values](values: Values, keep: Int[Array, "B"] | None) -> Values:
+    """The rows `keep` of each array of a tree; None for all."""
+    if keep is None:
+        return values
+    rows: Values = jax.tree.map(lambda each: each[keep], values)
+    return rows
 
 
 def unfused[T](values: T) -> T:
@@ -197,7 +250,9 @@ def unfused[T](values: T) -> T:
     XLA fuses cheap operations into their users, which may cost more than it saves (docs/kernels.md, TPU). On other
     devices this function does nothing: fusion pays there.
     """
-    result: T = jax.lax.platform_dependent(values, tpu=jax.lax.optimization_barrier, default=lambda values: values)
+    result: T = jax.lax.platform_dependent(
+        values, tpu=jax.lax.optimization_barrier, default=lambda values: values
+    )
     return result
 
 
@@ -205,10 +260,16 @@ class Linear(nnx.Module):
     """`x @ kernel + bias`; `axes` are the logical axes of input and output."""
 
     def __init__(
-        self, make: Maker, sizes: tuple[int, int], axes: tuple[str, str], *, bias: bool, std: float = 0.02
+        self,
+        make: Maker,
+        sizes: tuple[int, int],
+        axes: tuple[str, str],
+        *,
+        bias: bool,
+        std: float = 0.02,
     ) -> None:
         self.kernel = make.matrix(sizes, axes, std)
-        self.bias = nnx.data(make(sizes[1:], axes[1:], "zeros") if bias else None)
+        self.bias = optional(bias, make, sizes[1:], axes[1:], "zeros")
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """Project every token; float32 out."""
@@ -229,17 +290,28 @@ class Linear(nnx.Module):
 
     def take_outputs(self, columns: np.ndarray) -> None:
         """Replace the outputs by those of `columns`, which may repeat."""
-        for parameter in jax.tree.leaves(nnx.state(self), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        for parameter in jax.tree.leaves(
+            nnx.state(self), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+        ):
             parameter.set_value(parameter.get_value()[..., columns])
 
 
 def project(x: Float[Array, "T I"], layers: Sequence[Linear]) -> list[Float[Array, "T O"]]:
     """The results of some linear layers with the same inputs."""
     products = multiply(x, *[layer.kernel for layer in layers])
-    biases = [layer.bias for layer in layers]
-    return [
-        out if bias is None else out + bias[...].astype(jnp.float32) for out, bias in zip(products, biases, strict=True)
-    ]
+    return [plus(out, layer.bias) for out, layer in zip(products, layers, strict=True)]
+
+
+def with_adapters(
+    adapters: LayerAdapters | None,
+    name: str,
+    x: Float[Array, "T I"],
+    results: Sequence[Float[Array, "T _"]],
+) -> list[Float[Array, "T _"]]:
+    """`adapters.added`, or the results if there are no adapters."""
+    if adapters is None:
+        return list(results)
+    return adapters.added(name, x, results)
 
 
 class Norm(nnx.Module):
@@ -255,12 +327,13 @@ class Norm(nnx.Module):
         has_scale: bool = True,
     ) -> None:
         self.centred = config.norm == "layernorm"
-        self.eps, self.offset = config.norm_eps, config.norm_offset
-        self.width = config.embed_dim if width is None else width
-        scale = make((self.width,), (axis,), "zeros" if self.offset else "ones") if has_scale else None
-        self.scale = nnx.data(scale)
+        self.eps = config.norm_eps
+        self.offset = config.norm_offset
+        self.width = width or config.embed_dim
+        init: Init = "zeros" if self.offset else "ones"
+        self.scale = optional(has_scale, make, (self.width,), (axis,), init)
         has_bias = has_scale and self.centred and config.norm_bias
-        self.bias = nnx.data(make((self.width,), (axis,), "zeros") if has_bias else None)
+        self.bias = optional(has_bias, make, (self.width,), (axis,), "zeros")
 
     def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
         """Normalise the last axis."""
@@ -270,8 +343,9 @@ class Norm(nnx.Module):
         if self.scale is None:
             return x
         scale = self.scale[...].astype(jnp.float32)
-        x = x * (scale + self.offset if self.offset else scale)
-        return x if self.bias is None else x + self.bias[...].astype(jnp.float32)
+        if self.offset:
+            scale = scale + self.offset
+        return plus(x * scale, self.bias)
 
     def of_groups(self, x: Float[Array, "T *X"]) -> Float[Array, "T *X"]:
         """Normalise each group of `width` numbers by itself."""
@@ -297,10 +371,11 @@ class Table(nnx.Module):
         scale: float = 1.0,
         bias: bool = False,
     ) -> None:
-        self.soft_cap, self.scale = soft_cap, scale
-        self.bias = nnx.data(make((rows,), (axis,), "zeros") if bias else None)
+        self.soft_cap = soft_cap
+        self.scale = scale
+        self.bias = optional(bias, make, (rows,), (axis,), "zeros")
         self.table: nnx.Param[Array] | QuantisedTable | PackedBitsTable = make.table(
-            rows, width, axis, rows if used is None else used
+            rows, width, axis, used or rows
         )
 
     @property
@@ -309,7 +384,9 @@ class Table(nnx.Module):
         table = self.table
         if isinstance(table, PackedTable | PackedBitsTable):
             return table.num_rows
-        return int((table.values if isinstance(table, QuantisedTable) else table).get_value().shape[0])
+        if isinstance(table, QuantisedTable):
+            return int(table.values.get_value().shape[0])
+        return int(table.get_value().shape[0])
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
@@ -329,17 +406,21 @@ class Table(nnx.Module):
         """True if `scores` can leave out the vectors after some."""
         return isinstance(self.table, PackedTable | PackedBitsTable)
 
-    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+    def scores(
+        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
+    ) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row, its bias, its scale and its soft cap.
 
         With `count`, only the scores of the first vectors are defined. The table must be one that `can_skip`.
         """
-        scores, cap = self._products(hidden, count), self.soft_cap
-        scores = scores if self.bias is None else scores + self.bias[...].astype(jnp.float32)
-        scores = scores if self.scale == 1 else scores * self.scale
-        return scores if cap is None else cap * jnp.tanh(scores / cap)
+        scores = scaled(plus(self._products(hidden, count), self.bias), self.scale)
+        if self.soft_cap is None:
+            return scores
+        return self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
-    def _products(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None) -> Float[Array, "B V"]:
+    def _products(
+        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None
+    ) -> Float[Array, "B V"]:
         if isinstance(self.table, PackedTable | PackedBitsTable):
             return self.table.scores(hidden, count)
         assert count is None, "only the library skips vectors"
@@ -351,10 +432,12 @@ class Table(nnx.Module):
 class Mlp(nnx.Module):
     """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection."""
 
-    def __init__(self, make: Maker, config: ModelConfig, out_std: float, width: int | None = None) -> None:
-        inner = ((config.embed_dim, config.mlp_dim if width is None else width), ("embed", "mlp"))
+    def __init__(
+        self, make: Maker, config: ModelConfig, out_std: float, width: int | None = None
+    ) -> None:
+        inner = ((config.embed_dim, width or config.mlp_dim), ("embed", "mlp"))
         self.activation = config.activation
-        self.gate = nnx.data(Linear(make, *inner, bias=config.mlp_bias) if config.gated_mlp else None)
+        self.gate = optional(config.gated_mlp, Linear, make, *inner, bias=config.mlp_bias)
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
 
@@ -363,11 +446,14 @@ class Mlp(nnx.Module):
         """Those with matrices."""
         return [layer for layer in (self.gate, self.up, self.down) if layer is not None]
 
-    def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
+    def __call__(
+        self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None
+    ) -> Float[Array, "T E"]:
         """Apply to every token."""
-        act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
-        results = project(x, layers)
-        first, *others = results if adapters is None else adapters.added("mlp", x, results)
-        hidden = act(first) * others[0] if others else act(first)
-        out = self.down(hidden)
-        return out if adapters is None else adapters.added("mlp_out", hidden, [out])[0]
+        act = ACTIVATIONS[self.activation]
+        results = project(x, [*filter(None, [self.gate]), self.up])
+        first, *others = with_adapters(adapters, "mlp", x, results)
+        hidden = act(first)
+        for other in others:
+            hidden = hidden * other
+        return with_adapters(adapters, "mlp_out", hidden, [self.down(hidden)])[0]

@@ -13,9 +13,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.config import DType, LoadFormat, ModelConfig
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import is_gguf, is_preset
+from orca_jax.helpers.console import Progress
 from orca_jax.kernels.native import Library
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
@@ -35,7 +34,8 @@ from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import check_weights, has_safetensors
 from orca_jax.model.weights import load_safetensors, with_true_head
-from orca_jax.progress import Progress
+from orca_jax.values.config import DType, LoadFormat, ModelConfig
+from orca_jax.values.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,22 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 
 
 def decoder_builder(
-    config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, seed: int = 0, span: LayerSpan | None = None
+    config: ModelConfig,
+    dtype: DType,
+    mesh: Mesh | AbstractMesh,
+    seed: int = 0,
+    span: LayerSpan | None = None,
 ) -> Callable[[], Decoder]:
     """A function to trace that creates the decoder, or one stage of it, with random values for a mesh."""
     shards = tensor_parallel_size(mesh)
-    rows, held = padded_vocab(config, shards), on_shards(config, shards)
+    rows = padded_vocab(config, shards)
+    held = on_shards(config, shards)
     if (name := config.decoder) is not None:
         assert span is None or span.is_whole, "refused by assembly/support.py"
         return lambda: build_own(name, held, dtype, nnx.Rngs(seed), rows)
-    return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, mesh=mesh)
+    return lambda: Decoder(
+        held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, mesh=mesh
+    )
 
 
 def abstract_decoder(
@@ -145,14 +152,20 @@ class Loading:
             arrange: changes the form of the layers, by `Decoder.unstack`. Files are read directly into this form.
         """
         if self._read is None:
-            decoder = random_decoder(self.config, dtype=self.dtype, mesh=mesh, seed=self._seed, span=span)
+            decoder = random_decoder(
+                self.config, dtype=self.dtype, mesh=mesh, seed=self._seed, span=span
+            )
             arrange(decoder)
             return decoder
-        span, kind = span or whole(self.config), self.config.quantization
+        span = span or whole(self.config)
+        kind = self.config.quantization
         structure, held, held_of_model = self._forms(self.config, mesh, span, arrange)
-        shapes, of_model = held, held_of_model
+        shapes = held
+        of_model = held_of_model
         if kind is not None:
-            _, shapes, of_model = self._forms(replace(self.config, quantization=None), mesh, span, arrange)
+            _, shapes, of_model = self._forms(
+                replace(self.config, quantization=None), mesh, span, arrange
+            )
         wanted = Wanted(shapes, of_model, range(span.start, span.stop), kind, held, held_of_model)
         config = on_shards(self.config, tensor_parallel_size(mesh))
         read: Decoder = nnx.merge(structure, self._read(config, wanted, progress))
@@ -191,7 +204,9 @@ def prepare_load(
     if is_gguf(str(source)):
         keeps = config.quantization is None and has_few_bits(directory)
         keep = partial(keep_few_bits, directory) if keeps else None
-        return Loading(config, dtype, partial(load_gguf, directory), seed, keep, config.quantization is None)
+        return Loading(
+            config, dtype, partial(load_gguf, directory), seed, keep, config.quantization is None
+        )
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:
@@ -231,7 +246,9 @@ def load_decoder(
         ConfigError: the source, its configuration or the format is wrong, or the model cannot be split over the mesh.
         CheckpointError: the weights do not fit the configuration. The error lists all problems.
     """
-    return prepare_load(source, dtype=dtype, load_format=load_format, seed=seed, config=config).load(mesh, progress)
+    return prepare_load(
+        source, dtype=dtype, load_format=load_format, seed=seed, config=config
+    ).load(mesh, progress)
 
 
 def _has_orbax(directory: Path) -> bool:
@@ -240,6 +257,9 @@ def _has_orbax(directory: Path) -> bool:
         return orbax_root(directory) is not None
     if (directory / PARAMS).is_dir():
         logger.info(
-            "%s has %s/ and safetensors: %s/ is served; load_format safetensors changes that", directory, PARAMS, PARAMS
+            "%s has %s/ and safetensors: %s/ is served; load_format safetensors changes that",
+            directory,
+            PARAMS,
+            PARAMS,
         )
     return (directory / PARAMS).is_dir()

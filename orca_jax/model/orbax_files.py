@@ -12,13 +12,14 @@ Checkpoints come from strangers, so files, leaves and depths have limits.
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import json_value
-from orca_jax.errors import CheckpointError
+from orca_jax.values.checks import json_value
+from orca_jax.values.errors import CheckpointError
 
 PARAMS = "params"
 """The folder of a model directory that holds the Orbax checkpoint."""
@@ -27,7 +28,9 @@ SAVE_AGAIN = (
     "Save the parameters alone with orca_jax.model.checkpoint.save_decoder, or convert a Hugging Face directory: "
     "orca-jax convert --model SOURCE --output DIR"
 )
-CONVERT_AGAIN = "Copy the config.json that orca-jax convert wrote beside the checkpoint, or convert again"
+CONVERT_AGAIN = (
+    "Copy the config.json that orca-jax convert wrote beside the checkpoint, or convert again"
+)
 LINK = "To serve another one, make params a link to its folder: ln -sfn FOLDER MODEL/params"
 
 MAX_METADATA_BYTES = 64 * 2**20
@@ -36,7 +39,8 @@ MAX_DEPTH = 64  # keys of one leaf
 MAX_FILES = 200_000  # of the folders of a tree
 MAX_ENTRIES = 20_000  # of a folder of steps
 
-WRAPPERS = ("params", "state", "default", "model", "pytree")  # usual names of the tree of parameters, best first
+# usual names of the tree of parameters, best first
+WRAPPERS = ("params", "state", "default", "model", "pytree")
 _FOLDERS = (*WRAPPERS, "items", "model_params")  # of the tree: also those of MaxText and Tunix
 _MARKS = (METADATA, "_CHECKPOINT_METADATA", COMMITTED)
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
@@ -62,13 +66,21 @@ class StoredTree:
 
         Known names are tried only, since an optimiser's moments have the same keys as the parameters.
         """
-        pairs = [(outer, inner) for outer in WRAPPERS for inner in WRAPPERS]
-        candidates: list[Keys] = [(), *((name,) for name in WRAPPERS), *pairs]
-        return next((prefix for prefix in candidates if any(self.find(prefix, keys) for keys in wanted)), None)
+        for depth in range(3):
+            for prefix in product(WRAPPERS, repeat=depth):
+                if any(self.find(prefix, keys) for keys in wanted):
+                    return prefix
+        return None
 
     def find(self, prefix: Keys, keys: Keys) -> Keys | None:
         """The full keys of a parameter. States of `flax.nnx` end in "value"."""
-        return next((full for full in ((*prefix, *keys), (*prefix, *keys, "value")) if full in self.leaves), None)
+        full = (*prefix, *keys)
+        if full in self.leaves:
+            return full
+        of_state = (*full, "value")
+        if of_state in self.leaves:
+            return of_state
+        return None
 
 
 def orbax_root(directory: Path) -> Path | None:
@@ -80,7 +92,9 @@ def orbax_root(directory: Path) -> Path | None:
 
 def is_checkpoint(folder: Path) -> bool:
     """True if Orbax wrote `folder`: a tree, a checkpoint of several trees, or the steps of a `CheckpointManager`."""
-    return any((folder / mark).is_file() for mark in _MARKS) or (folder.is_dir() and bool(_steps(folder)))
+    return any((folder / mark).is_file() for mark in _MARKS) or (
+        folder.is_dir() and bool(_steps(folder))
+    )
 
 
 def read_tree(root: Path) -> StoredTree:
@@ -94,7 +108,8 @@ def read_tree(root: Path) -> StoredTree:
     metadata = _read_metadata(folder)
     leaves: dict[Keys, str] = {}
     for entry in _entries(metadata, folder):
-        keys, value = entry["key_metadata"], entry["value_metadata"]
+        keys = entry["key_metadata"]
+        value = entry["value_metadata"]
         if len(keys) > MAX_DEPTH:
             raise _refused(folder, f"{METADATA}: a leaf has more than {MAX_DEPTH} keys")
         if not value.get("skip_deserialize"):  # else an empty node
@@ -118,7 +133,9 @@ def _tree_folder(root: Path) -> Path:
         raise _refused(root, _reason(root))
     steps = _complete(found)
     for step in sorted(found.keys() - steps.keys()):
-        logger.warning("step %d of %s is ignored: it has no %s, so it is incomplete", step, root, COMMITTED)
+        logger.warning(
+            "step %d of %s is ignored: it has no %s, so it is incomplete", step, root, COMMITTED
+        )
     latest = max(steps)
     known = ", ".join(map(str, sorted(steps)[-5:]))
     logger.info("step %d of %s is served, the latest of %s. %s", latest, root, known, LINK)
@@ -132,7 +149,9 @@ def _tree_in(folder: Path) -> Path | None:
     if (folder / METADATA).is_file():
         return folder
     trees = [path for path in _folders(folder) if (path / METADATA).is_file()]
-    return _one_of(trees, folder) if trees else None
+    if not trees:
+        return None
+    return _one_of(trees, folder)
 
 
 def _one_of(trees: Sequence[Path], root: Path) -> Path:
@@ -142,15 +161,18 @@ def _one_of(trees: Sequence[Path], root: Path) -> Path:
     if not known and len(trees) > 1:
         names = ", ".join(sorted(by_name)[:10])
         raise CheckpointError(str(root), [f"it holds several trees: {names}"], remedy=LINK)
-    return known[0] if known else trees[0]
+    if known:
+        return known[0]
+    return trees[0]
 
 
 def _steps(root: Path) -> dict[int, Path]:
     """The steps of a `CheckpointManager`, incomplete ones included."""
     found = {}
+    marks = (*_MARKS, *(f"{name}/{METADATA}" for name in _FOLDERS))
     for path in _folders(root):
         match = _STEP.fullmatch(path.name)
-        if match and any((path / mark).is_file() for mark in (*_MARKS, *(f"{name}/{METADATA}" for name in _FOLDERS))):
+        if match and any((path / mark).is_file() for mark in marks):
             found[int(match[1])] = path
     return found
 
@@ -166,18 +188,19 @@ def _complete(steps: Mapping[int, Path]) -> Mapping[int, Path]:
 
 
 def _folders(root: Path) -> list[Path]:
-    return [path for path in (Path(entry.path) for entry in _scan(root, MAX_ENTRIES)) if path.is_dir()]
+    paths = [Path(entry.path) for entry in _scan(root, MAX_ENTRIES)]
+    return [path for path in paths if path.is_dir()]
 
 
-def _scan(folder: Path, limit: int) -> Iterator[os.DirEntry[str]]:
+def _scan(folder: Path, limit: int) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            for count, entry in enumerate(entries):
-                if count >= limit:
-                    raise _refused(folder, f"the folder has more than {limit} entries")
-                yield entry
+            found = list(islice(entries, limit + 1))
     except OSError as error:
         raise _refused(folder, f"the folder cannot be read: {error.strerror}") from None
+    if len(found) > limit:
+        raise _refused(folder, f"the folder has more than {limit} entries")
+    return found
 
 
 def _reason(folder: Path) -> str:
@@ -197,10 +220,13 @@ def _refused(folder: Path, problem: str) -> CheckpointError:
 
 def _check_files(folder: Path) -> None:
     """Check the number of files, and that none is a pipe or a device, since reading these may never end."""
-    pending, seen, count = [folder], {folder.resolve()}, 0
+    pending = [folder]
+    seen = {folder.resolve()}
+    count = 0
     while pending:
         for entry in _scan(pending.pop(), MAX_FILES):
-            path, count = Path(entry.path), count + 1
+            path = Path(entry.path)
+            count += 1
             if count > MAX_FILES:
                 raise _refused(folder, f"the checkpoint has more than {MAX_FILES} files")
             if path.is_file():
@@ -229,7 +255,10 @@ def _entries(metadata: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The descriptions of the leaves, with their types checked."""
     entries = metadata.get("tree_metadata")
     if isinstance(entries, dict) and len(entries) > MAX_LEAVES:
-        raise _refused(folder, f"{METADATA}: the tree has {len(entries)} leaves, and at most {MAX_LEAVES} are read")
+        raise _refused(
+            folder,
+            f"{METADATA}: the tree has {len(entries)} leaves, and at most {MAX_LEAVES} are read",
+        )
     if not isinstance(entries, dict) or not all(map(_is_leaf, entries.values())):
         raise _refused(folder, f"{METADATA}: tree_metadata is not a description of a tree")
     return list(entries.values())

@@ -12,9 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.checks import first_line, load_class
-from orca_jax.config import DType, ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.layers import Maker, Table
 from orca_jax.model.mixers.base import Attend, Mixing
 from orca_jax.model.parameters import path_of
@@ -22,6 +19,9 @@ from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.trees.rows import TreeRow
+from orca_jax.values.checks import first_line, load_class
+from orca_jax.values.config import DType, ModelConfig
+from orca_jax.values.errors import ConfigError
 
 FAMILY = "own"
 """The family of configurations made by `own_config`."""
@@ -40,7 +40,7 @@ class OwnDecoder(Decoder):
         vocab_rows: rows of the table of tokens, with padding.
     """
 
-    is_switched = is_packed = False
+    is_switched = is_packed = is_stacked = False
 
     def __init__(self, config: ModelConfig, make: Maker, vocab_rows: int) -> None:
         raise NotImplementedError
@@ -117,18 +117,27 @@ def own_config(
         "embed_dim": embed_dim,
         "num_heads": num_heads,
         "max_positions": max_positions,
-        "num_kv_heads": num_heads if num_kv_heads is None else num_kv_heads,
-        "head_dim": embed_dim // max(num_heads, 1) if head_dim is None else head_dim,
-        "mlp_dim": 4 * embed_dim if mlp_dim is None else mlp_dim,
+        "num_kv_heads": num_heads,
+        "head_dim": embed_dim // max(num_heads, 1),
+        "mlp_dim": 4 * embed_dim,
     }
+    own = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
+    sizes |= {name: size for name, size in own.items() if size is not None}
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
-            raise ConfigError(f"config.json: {name} must be a positive integer, got {size!r}", param=name)
+            raise ConfigError(
+                f"config.json: {name} must be a positive integer, got {size!r}", param=name
+            )
     if sizes["num_heads"] % sizes["num_kv_heads"]:
         message = f"config.json: num_kv_heads {sizes['num_kv_heads']} does not divide num_heads {num_heads}"
         raise ConfigError(message, param="num_kv_heads")
     unused = {"norm": "layernorm", "norm_eps": 1e-5, "activation": "gelu", "gated_mlp": False}
-    unused |= {"attention_bias": False, "mlp_bias": False, "tied_embeddings": False, "family": FAMILY}
+    unused |= {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tied_embeddings": False,
+        "family": FAMILY,
+    }
     return ModelConfig(**{**unused, **sizes, **others})
 
 
@@ -145,7 +154,9 @@ def own_class(name: str) -> type[OwnDecoder]:
     raise _wrong(f"{name} is not a subclass of orca_jax.model.own.OwnDecoder")
 
 
-def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, vocab_rows: int) -> OwnDecoder:
+def build_own(
+    name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, vocab_rows: int
+) -> OwnDecoder:
     """Make the decoder of the class `name` with random values, and check it.
 
     Raises:
@@ -154,32 +165,43 @@ def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, voca
     kind = own_class(name)
     try:
         decoder = kind(config, Maker(jnp.dtype(dtype), rngs), vocab_rows)
-    except ConfigError:
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a class may end its process too
         raise _wrong(f"{name} cannot be made: {first_line(error)}") from error
     decoder.config, decoder.span = config, whole(config)
-    decoder.num_layers, decoder.is_first = config.num_layers, True
+    decoder.num_layers = config.num_layers
+    decoder.is_first = True
     table: Any = decoder.unembedding
     values = table.table if isinstance(table, Table) else None
     if not isinstance(values, nnx.Param) or values[...].shape != (vocab_rows, config.embed_dim):
-        raise _wrong(f"{name}: unembedding must be a Table of shape [{vocab_rows}, {config.embed_dim}]")
+        raise _wrong(
+            f"{name}: unembedding must be a Table of shape [{vocab_rows}, {config.embed_dim}]"
+        )
     _check_parameters(name, decoder)
     state = nnx.state(decoder)
-    nnx.update(decoder, jax.tree.map(lambda value: value.astype(jnp.dtype(dtype)), state))  # those of flax.nnx too
+    # those of flax.nnx too
+    nnx.update(decoder, jax.tree.map(lambda value: value.astype(jnp.dtype(dtype)), state))
     return decoder
 
 
 def _check_parameters(name: str, decoder: OwnDecoder) -> None:
     for keys, variable in nnx.to_flat_state(nnx.state(decoder)):
-        path, axes = path_of(keys), variable.get_metadata("axes", None)
-        if not isinstance(variable, nnx.Param) or not jnp.issubdtype(variable.get_value().dtype, jnp.floating):
+        path = path_of(keys)
+        axes = variable.get_metadata("axes", None)
+        if not isinstance(variable, nnx.Param) or not jnp.issubdtype(
+            variable.get_value().dtype, jnp.floating
+        ):
             kind = type(variable).__name__
-            raise _wrong(f"{name}: {path} is a {kind}; a served decoder has parameters only, and no dropout")
+            raise _wrong(
+                f"{name}: {path} is a {kind}; a served decoder has parameters only, and no dropout"
+            )
         shape = variable.get_value().shape
         if axes is not None and (len(axes) != len(shape) or not set(axes) <= MESH_AXES.keys()):
             known = ", ".join(MESH_AXES)
-            raise _wrong(f"{name}: {path} of shape {list(shape)} has the axes {axes}; each must be one of {known}")
+            raise _wrong(
+                f"{name}: {path} of shape {list(shape)} has the axes {axes}; each must be one of {known}"
+            )
 
 
 def _wrong(problem: str) -> ConfigError:

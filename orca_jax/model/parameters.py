@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.config import ModelConfig, Quantization
 from orca_jax.model.quantise import quantised_parts
+from orca_jax.values.config import ModelConfig, Quantization
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 
@@ -24,7 +24,8 @@ class Wanted(NamedTuple):
     shapes: nnx.State  # `ShapeDtypeStruct` with shardings, padded; values are cast to its types
     of_model: nnx.State  # the same for all stages
     layers: range  # of the stage
-    kind: Quantization | None  # of the decoder; if it has one, the trees above are plain, and these quantised:
+    # of the decoder; if it has one, the trees above are plain, and these quantised:
+    kind: Quantization | None
     held: nnx.State
     held_of_model: nnx.State
 
@@ -49,18 +50,27 @@ def path_of(keys: Iterable[object]) -> str:
 def with_layers(state: nnx.State) -> frozenset[str]:
     """The paths of the parameters with the layers as their first axis."""
     flat = nnx.to_flat_state(state)
-    return frozenset(path_of(keys) for keys, variable in flat if variable.get_metadata("axes", ())[:1] == ("layers",))
+    return frozenset(
+        path_of(keys)
+        for keys, variable in flat
+        if variable.get_metadata("axes", ())[:1] == ("layers",)
+    )
 
 
 def split_layer(path: str) -> tuple[str, int | None]:
     """The path of a parameter with all layers, and the layer; None if `path` is not that of a single layer."""
     match = _LAYER.fullmatch(path)
-    return (path, None) if match is None else (f"blocks.{match[2]}", int(match[1]))
+    if match is None:
+        return (path, None)
+    return (f"blocks.{match[2]}", int(match[1]))
 
 
 def layers_of(path: str, config: ModelConfig) -> tuple[int, ...]:
     """The layers of a model that have a parameter, by its path with all layers: those with its part, or all."""
-    return config.layers_with_part(path.split(".")[1] if path.startswith("blocks.") else "")
+    part = ""
+    if path.startswith("blocks."):
+        part = path.split(".")[1]
+    return config.layers_with_part(part)
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
@@ -70,7 +80,10 @@ def flat_parameters(state: nnx.State) -> dict[str, Any]:
 
 def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
     """A copy of `state` with the values replaced, by path."""
-    flat = [(keys, variable.replace(values[path_of(keys)])) for keys, variable in nnx.to_flat_state(state)]
+    flat = [
+        (keys, variable.replace(values[path_of(keys)]))
+        for keys, variable in nnx.to_flat_state(state)
+    ]
     filled: nnx.State = nnx.from_flat_state(flat)
     return filled
 
@@ -91,21 +104,30 @@ def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int,
     """The shape of each parameter in checkpoints, as in `stored_shape`; an axis "vocab" marks a table of tokens."""
     shapes = {}
     for keys, variable in nnx.to_flat_state(state):
-        path, shape, axes = path_of(keys), variable.get_value().shape, variable.get_metadata("axes", ())
+        path = path_of(keys)
+        shape = variable.get_value().shape
+        axes = variable.get_metadata("axes", ())
         if "vocab" in axes:
             shape = tuple(
-                config.vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True)
+                config.vocab_size if axis == "vocab" else size
+                for axis, size in zip(axes, shape, strict=True)
             )
         copies = num_copies(path, config)
-        shapes[path] = (*shape[:-1], shape[-1] // copies) if copies > 1 else shape
+        if copies > 1:
+            shape = (*shape[:-1], shape[-1] // copies)
+        shapes[path] = shape
     return shapes
 
 
 def num_copies(path: str, config: ModelConfig) -> int:
     """The copies of each key/value head in a parameter; 1 in parameters without these heads."""
     _, mixer, name, *_ = (*path.replace("attention_mamba.", "", 1).split("."), "", "")
-    names = ("key", "value", "key_norm") if config.qk_norm == "all" else ("key", "value")
-    return config.of_mixer(mixer).kv_copies if mixer in ("attention", "wide_attention") and name in names else 1
+    names = ["key", "value"]
+    if config.qk_norm == "all":
+        names.append("key_norm")
+    if mixer in ("attention", "wide_attention") and name in names:
+        return config.of_mixer(mixer).kv_copies
+    return 1
 
 
 def head_dim_of(path: str, config: ModelConfig) -> int:

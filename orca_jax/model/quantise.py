@@ -6,11 +6,13 @@
                          float16 for each group of up to 32 inputs of an output
 
 Tables of the vocabulary are int8 in every kind, with a scale for each row. Activations keep their type. A scale follows
+from itertools import product
 from whole columns of a matrix, before it is split over devices, so the values do not depend on the mesh.
 """
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +21,18 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from orca_jax.config import Quantization
-from orca_jax.errors import ConfigError
 from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.matmul import Quantised, group_size, lanes, quantised_matmul, quantised_scores
 from orca_jax.kernels.native import FewBits
+from orca_jax.values.config import Quantization
+from orca_jax.values.errors import ConfigError
 
 WEIGHT_BYTES: Mapping[Quantization, float] = {"int8": 1, "fp8": 1, "int4": 0.5}  # without scales
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 8.0}
 _TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int8}
-_NAMES = ("kernel", "table", "mlp.gate", "mlp.up", "mlp.down")  # of parameters; the last three are those of experts
-_ENDS = tuple(f".{name}.{part}" for name in _NAMES for part in ("values", "scale"))
+# of parameters; the last three are those of experts
+_NAMES = ("kernel", "table", "mlp.gate", "mlp.up", "mlp.down")
+_ENDS = tuple(f".{name}.{part}" for name, part in product(_NAMES, ("values", "scale")))
 
 
 class Storage(NamedTuple):
@@ -52,7 +55,8 @@ def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantis
     Raises:
         ConfigError: int4 needs an even number of inputs.
     """
-    if weight.ndim > 2:  # one after the other: temporary values of a whole stack would take several times its memory
+    # one after the other: temporary values of a whole stack would take several times its memory
+    if weight.ndim > 2:
         stacked: Quantised = lax.map(partial(quantise, kind=kind), weight)
         return stacked
     check_inputs(kind, weight.shape[0], 1)
@@ -71,7 +75,8 @@ def _four_bits(weight: Float[Array, "I O"]) -> Quantised:
     """
     inputs, outputs = weight.shape
     groups = weight.reshape(-1, group_size(inputs), outputs)
-    least, most = groups.min(axis=1), groups.max(axis=1)
+    least = groups.min(axis=1)
+    most = groups.max(axis=1)
 
     def rounded(scale: Float[Array, "G O"]) -> Float[Array, "G S O"]:
         return jnp.clip(jnp.round(groups / scale[:, None]), -8, 7)
@@ -95,7 +100,9 @@ def quantise_rows(table: Float[Array, "V E"]) -> Quantised:
     return Quantised(jnp.round(table / scale[:, None]).astype(jnp.int8), scale)
 
 
-def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quantization | None) -> dict[str, Array]:
+def quantised_parts(
+    path: str, array: Array, held: Mapping[str, Any], kind: Quantization | None
+) -> dict[str, Array]:
     """The parameters that a decoder has in place of a plain one.
 
     Args:
@@ -112,7 +119,9 @@ def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quan
     assert kind is not None, f"{path} is not a parameter of a decoder with plain weights"
     names = [f"{path}.{part}" for part in Quantised._fields]
     values, scale = (held[name] for name in names)
-    parts = _quantising(None if path.endswith(".table") else kind, values.sharding, scale.sharding)(array)
+    parts = _quantising(None if path.endswith(".table") else kind, values.sharding, scale.sharding)(
+        array
+    )
     jax.block_until_ready(parts)  # so that no other plain parameters wait in memory
     return dict(zip(names, parts, strict=True))
 
@@ -132,7 +141,9 @@ def is_quantised_part(path: str) -> bool:
 def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
     """Check that a matrix can be stored. Raises ConfigError: a byte of int4 would have inputs of two devices."""
     if kind == "int4" and group_size(inputs, splits) < 2:
-        each = f"{inputs // splits} of {inputs} inputs of a matrix on each device" if splits > 1 else f"{inputs} inputs"
+        each = f"{inputs} inputs"
+        if splits > 1:
+            each = f"{inputs // splits} of {inputs} inputs of a matrix on each device"
         message = f"quantization int4 stores two inputs in a byte, and there are {each}: use int8"
         raise ConfigError(message, param="quantization")
 
@@ -140,11 +151,17 @@ def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
 class _StoredParts(nnx.Module):
     """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs."""
 
-    def __init__(self, parts: Quantised, axes: tuple[str, ...], kind: Quantization, *, is_stacked: bool) -> None:
-        *first, inputs, outputs = ("layers", *axes) if is_stacked else axes
+    def __init__(
+        self, parts: Quantised, axes: tuple[str, ...], kind: Quantization, *, is_stacked: bool
+    ) -> None:
+        if is_stacked:
+            axes = ("layers", *axes)
+        *first, inputs, outputs = axes
         self.values = nnx.Param(parts.values, axes=(*first, inputs, outputs))
         # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
-        self.scale = nnx.Param(parts.scale, axes=(*first, *(("groups",) if kind == "int4" else ()), outputs))
+        if kind == "int4":
+            first.append("groups")
+        self.scale = nnx.Param(parts.scale, axes=(*first, outputs))
 
     @property
     def parts(self) -> Quantised:
@@ -196,7 +213,13 @@ class QuantisedExperts(_StoredParts):
     """
 
     def __init__(
-        self, parts: Quantised, axes: tuple[str, str, str], kind: Quantization, dtype: jnp.dtype, *, is_stacked: bool
+        self,
+        parts: Quantised,
+        axes: tuple[str, str, str],
+        kind: Quantization,
+        dtype: jnp.dtype,
+        *,
+        is_stacked: bool,
     ) -> None:
         super().__init__(parts, axes, kind, is_stacked=is_stacked)
         self.kind: Quantization = kind
@@ -214,7 +237,9 @@ class QuantisedExperts(_StoredParts):
 class QuantisedTable(nnx.Module):
     """A table in int8 with a scale for each row, split by rows over `splits` devices."""
 
-    def __init__(self, parts: Quantised, axes: tuple[str, str], dtype: jnp.dtype, splits: int) -> None:
+    def __init__(
+        self, parts: Quantised, axes: tuple[str, str], dtype: jnp.dtype, splits: int
+    ) -> None:
         self.values = nnx.Param(parts.values, axes=axes)
         self.scale = nnx.Param(parts.scale, axes=axes[:1])
         self.dtype = dtype
@@ -227,7 +252,9 @@ class QuantisedTable(nnx.Module):
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row."""
-        return quantised_scores(hidden, Quantised(self.values[...], self.scale[...]), self.dtype, self.splits)
+        return quantised_scores(
+            hidden, Quantised(self.values[...], self.scale[...]), self.dtype, self.splits
+        )
 
 
 def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Array, "*layers I O"]:

@@ -14,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.layer_config import RopeConfig
 from orca_jax.model.layers import unfused
+from orca_jax.values.layer_config import RopeConfig
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """Angle per position of each pair of `head_dim` rotated dimensions, float32 [head_dim / 2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    base: np.ndarray = 1.0 / np.power(np.float32(rope.theta), exponent)  # float32 on purpose, as in training
+    # float32 on purpose, as in training
+    base: np.ndarray = 1.0 / np.power(np.float32(rope.theta), exponent)
     match rope.kind:
         case "linear":
             base = base / rope.factor
@@ -42,7 +43,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
 def _llama3(base: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Stretch long wavelengths by `factor`, keep short ones, and blend those between (Llama 3.1)."""
     turns = rope.original_max_position * base / (2 * math.pi)  # within the original context
-    between = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # 0 in Llama 4 Scout: nothing is blended
+    # 0 in Llama 4 Scout: nothing is blended
+    between = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)
     keep = (turns - rope.low_freq_factor) / between
     keep = np.clip(keep, 0.0, 1.0)
     return base * (keep + (1 - keep) / rope.factor)
@@ -55,10 +57,13 @@ def _yarn(base: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
         ratio = rope.original_max_position / (turns * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
 
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    low = dimension(rope.beta_fast)
+    high = dimension(rope.beta_slow)
     if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     width = high - low or 0.001
     stretch = np.clip((np.arange(head_dim // 2) - low) / width, 0.0, 1.0)
     return base * (1 - stretch) + base / rope.factor * stretch
@@ -71,7 +76,9 @@ def magnitude(rope: RopeConfig) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.kind == "longrope":
-        return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+        if rope.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
     if rope.mscale and rope.mscale_all_dim:
         return rope.yarn_magnitude(rope.mscale) / rope.yarn_magnitude(rope.mscale_all_dim)
     return rope.yarn_magnitude(1.0)
@@ -88,11 +95,17 @@ class Rotation:
         temperature: Float[Array, "T 1 1"] | None = None,
         unit_eps: float | Float[Array, ""] = 0.0,
     ) -> None:
-        self.dim, self.cos, self.sin, self.temperature, self.unit_eps = dim, cos, sin, temperature, unit_eps
+        self.dim = dim
+        self.cos = cos
+        self.sin = sin
+        self.temperature = temperature
+        self.unit_eps = unit_eps
 
     def of_queries(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate queries, and multiply them by the temperature of their positions."""
-        return self(query) if self.temperature is None else self(query) * self.temperature
+        if self.temperature is None:
+            return self(query)
+        return self(query) * self.temperature
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are.
@@ -116,12 +129,18 @@ class Rotations:
         positions: the positions of the tokens.
     """
 
-    def __init__(self, ropes: Sequence[RopeConfig | None], head_dim: int, positions: Int[Array, "T"]) -> None:
+    def __init__(
+        self, ropes: Sequence[RopeConfig | None], head_dim: int, positions: Int[Array, "T"]
+    ) -> None:
         kinds = tuple(dict.fromkeys(ropes))
         self._number = [kinds.index(rope) for rope in ropes]  # of the kind of each layer
         some = next(rope for rope in kinds if rope is not None)
-        still = dataclasses.replace(RopeConfig(kind="proportional", share=0.0), rotated_dim=some.rotated_dim)
-        self._kinds = [_rotation(still if rope is None else rope, head_dim, positions) for rope in kinds]
+        still = dataclasses.replace(
+            RopeConfig(kind="proportional", share=0.0), rotated_dim=some.rotated_dim
+        )
+        self._kinds = [
+            _rotation(still if rope is None else rope, head_dim, positions) for rope in kinds
+        ]
 
     def of_layer(self, layer: int | Int[Array, ""]) -> Rotation:
         """The rotation of a layer; its index may be known only at run time."""
@@ -129,12 +148,16 @@ class Rotations:
             return self._kinds[0]
         if isinstance(layer, int):
             return self._kinds[self._number[layer]]
-        assert len({kind.dim for kind in self._kinds}) == 1, "all layers of a model rotate as many dimensions"
+        assert len({kind.dim for kind in self._kinds}) == 1, (
+            "all layers of a model rotate as many dimensions"
+        )
         number = jnp.asarray(self._number, jnp.int32)[layer]
         cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
         sin = jax.lax.select_n(number, *(kind.sin for kind in self._kinds))
         eps = [kind.unit_eps for kind in self._kinds]
-        return Rotation(self._kinds[0].dim, cos, sin, unit_eps=jnp.asarray(eps)[number] if any(eps) else 0.0)
+        return Rotation(
+            self._kinds[0].dim, cos, sin, unit_eps=jnp.asarray(eps)[number] if any(eps) else 0.0
+        )
 
 
 def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Rotation:

@@ -9,11 +9,12 @@ from flax import nnx
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.config import ModelConfig
+from orca_jax.values.config import ModelConfig
 
 TENSOR_AXIS = "tensor"
 
-VOCAB_BLOCK = 128  # each shard has whole blocks of the vocabulary: matrix products are aligned, sums are by blocks
+# each shard has whole blocks of the vocabulary: matrix products are aligned, sums are by blocks
+VOCAB_BLOCK = 128
 
 MESH_AXES: Mapping[str, str | None] = {
     "layers": None,
@@ -23,13 +24,15 @@ MESH_AXES: Mapping[str, str | None] = {
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim
     "head_dim": None,
-    "latent": None,  # numbers of a latent, and of its rotated key: each device has those of all tokens
+    # numbers of a latent, and of its rotated key: each device has those of all tokens
+    "latent": None,
     "channels": TENSOR_AXIS,  # of convolutions
     "taps": None,  # tokens that a convolution sees
     "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
     "experts": None,
     "vocab": TENSOR_AXIS,
-    "groups": None,  # of inputs with one scale, in quantised matrices; of layers with the same input, in adapters
+    # of inputs with one scale, in quantised matrices; of layers with the same input, in adapters
+    "groups": None,
     "slots": None,  # of adapters
     "rank": None,  # of adapters
     "columns": None,  # in a block of a packed matrix
@@ -48,7 +51,10 @@ def keep_order(module: nnx.Module) -> None:
     and each step would copy the arrays.
     """
     for _, variable in nnx.iter_graph(module):
-        if isinstance(variable, nnx.Param) and variable.get_metadata("axes", ())[:1] in (("vocab",), ("experts",)):
+        if isinstance(variable, nnx.Param) and variable.get_metadata("axes", ())[:1] in (
+            ("vocab",),
+            ("experts",),
+        ):
             value = variable.get_value()
             place = Format(Layout(tuple(range(len(value.shape)))), value.sharding)
             if isinstance(value, jax.Array):
@@ -69,7 +75,9 @@ def param_shardings(state: nnx.State, mesh: Mesh | AbstractMesh) -> nnx.State:
     """
 
     def place(variable: nnx.Variable[object]) -> nnx.Variable[object]:
-        return variable.replace(NamedSharding(mesh, partition_spec(variable.get_metadata("axes", ()))))
+        return variable.replace(
+            NamedSharding(mesh, partition_spec(variable.get_metadata("axes", ())))
+        )
 
     placed: nnx.State = nnx.map_state(lambda _, variable: place(variable), state)
     return placed
@@ -92,7 +100,8 @@ def on_shards(config: ModelConfig, shards: int) -> ModelConfig:
     If there are more devices than heads, each head is held several times. The copies are next to each other, so each
     query head finds its key/value head on its own device.
     """
-    copies, wide = max(1, shards // config.num_kv_heads), config.wide
+    copies = max(1, shards // config.num_kv_heads)
+    wide = config.wide
     if wide is not None:
         more = max(1, shards // wide.num_kv_heads)
         wide = wide._replace(num_kv_heads=wide.num_kv_heads * more, kv_copies=wide.kv_copies * more)
@@ -127,9 +136,13 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
         sizes["heads of Mamba"] = config.mamba.num_heads
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
-    for heads in dict.fromkeys((config.num_kv_heads, config.wide.num_kv_heads if config.wide else config.num_kv_heads)):
+    for heads in dict.fromkeys(
+        (config.num_kv_heads, config.wide.num_kv_heads if config.wide else config.num_kv_heads)
+    ):
         if shards % heads and heads % shards:
             reasons.append(f"neither divides {heads} key/value heads nor is a multiple of them")
     if config.decoder is not None and shards > config.num_kv_heads:
-        reasons.append(f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy")
+        reasons.append(
+            f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy"
+        )
     return reasons

@@ -11,16 +11,24 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain, product
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
-from orca_jax.config import ModelConfig
+from orca_jax.helpers.console import Progress
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.finite import NotFinite
-from orca_jax.model.files.stripes import CopyTarget, PackedTarget, TensorRows, aligned_empty, as_range, copy
+from orca_jax.model.files.stripes import (
+    CopyTarget,
+    PackedTarget,
+    TensorRows,
+    aligned_empty,
+    as_range,
+    copy,
+)
 from orca_jax.model.parameters import (
     bounds_of,
     copied_columns,
@@ -30,7 +38,8 @@ from orca_jax.model.parameters import (
     num_copies,
     stored_shape,
 )
-from orca_jax.progress import Progress
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.platforms import platform_of
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
 
@@ -72,7 +81,7 @@ class _Parameter:
     @property
     def is_by_shard(self) -> bool:
         """True if the host may not have room for all shards at once."""
-        return self.source.num_stacked > 0 and self.slabs[0].devices[0].platform != "cpu"
+        return self.source.num_stacked > 0 and not platform_of(self.slabs[0].devices[0]).is_host
 
     @property
     def is_filled(self) -> bool:
@@ -80,10 +89,12 @@ class _Parameter:
 
     def take(self) -> Array:
         """The filled parameter. It is not held here any more: a caller that quantises it frees it at once."""
-        arrays = [array for slab in self.slabs for array in slab.arrays]
+        arrays = [*chain.from_iterable(slab.arrays for slab in self.slabs)]
         for slab in self.slabs:
             slab.arrays = []
-        joined: Array = jax.make_array_from_single_device_arrays(self.leaf.shape, self.leaf.sharding, arrays)
+        joined: Array = jax.make_array_from_single_device_arrays(
+            self.leaf.shape, self.leaf.sharding, arrays
+        )
         return joined
 
 
@@ -149,20 +160,24 @@ def _parameter(path: str, leaf: jax.ShapeDtypeStruct, source: Source) -> _Parame
 def _jobs(parameters: list[_Parameter]) -> Iterator[_MatrixCopy]:
     """Yield the jobs in the order of the files, and then those of shards for which the host has little room."""
     jobs: dict[str, _MatrixCopy] = {}
-    for parameter in parameters:
-        if not parameter.is_by_shard:
-            for number, matrix in enumerate(parameter.source.matrices):
-                parts = jobs.setdefault(matrix.key, _MatrixCopy(matrix, [])).parts
-                parts += [_Filling(parameter, slab, number) for slab in parameter.slabs]
-    yield from sorted(jobs.values(), key=lambda job: job.matrix.order)
+    by_shard = [parameter for parameter in parameters if parameter.is_by_shard]
     for parameter in parameters:
         if parameter.is_by_shard:
-            for slab in parameter.slabs:
-                for number, matrix in enumerate(parameter.source.matrices):
-                    yield _MatrixCopy(matrix, [_Filling(parameter, slab, number)])
+            continue
+        for number, matrix in enumerate(parameter.source.matrices):
+            parts = jobs.setdefault(matrix.key, _MatrixCopy(matrix, [])).parts
+            parts += [_Filling(parameter, slab, number) for slab in parameter.slabs]
+    yield from sorted(jobs.values(), key=lambda job: job.matrix.order)
+    for parameter in by_shard:
+        for slab, (number, matrix) in product(
+            parameter.slabs, enumerate(parameter.source.matrices)
+        ):
+            yield _MatrixCopy(matrix, [_Filling(parameter, slab, number)])
 
 
-def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[_MatrixCopy, OSError | int]]:
+def _copied(
+    jobs: Iterator[_MatrixCopy], config: ModelConfig
+) -> Iterator[tuple[_MatrixCopy, OSError | int]]:
     """Run the jobs in threads, a few ahead, and yield each in order, with its result or its error."""
     threads = _num_threads()
     running: deque[tuple[_MatrixCopy, Future[int]]] = deque()
@@ -170,7 +185,9 @@ def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[
         for job in jobs:
             if len(running) > threads:
                 yield _result(*running.popleft())
-            running.append((job, pool.submit(copy, job.matrix, [_place(part, config) for part in job.parts])))
+            running.append(
+                (job, pool.submit(copy, job.matrix, [_place(part, config) for part in job.parts]))
+            )
         while running:
             yield _result(*running.popleft())
 
@@ -188,26 +205,38 @@ def _result(job: _MatrixCopy, future: Future[int]) -> tuple[_MatrixCopy, OSError
 
 def _place(part: _Filling, config: ModelConfig) -> CopyTarget | PackedTarget:
     """The memory that a matrix fills, and its rows and columns. Rows beyond the stored ones are zeros."""
-    parameter, slab, weight = part.parameter, part.slab, part.parameter.source.weight
+    parameter = part.parameter
+    slab = part.slab
+    weight = part.parameter.source.weight
     if slab.values is None:
         slab.values = aligned_empty(tuple(map(len, slab.bounds)), np.dtype(parameter.leaf.dtype))
-    values, bounds, shape = slab.values, slab.bounds, parameter.leaf.shape
+    values = slab.values
+    bounds = slab.bounds
+    shape = parameter.leaf.shape
     for axis in np.unravel_index(part.number, shape[: parameter.source.num_stacked]):
-        values, bounds, shape = values[int(axis) - bounds[0].start], bounds[1:], shape[1:]
+        values = values[int(axis) - bounds[0].start]
+        bounds = bounds[1:]
+        shape = shape[1:]
     if width := parameter.source.packed_width:
         blocks, lines, _ = bounds
         each = shape[-1] // width
-        rows, outputs = (range(size * own.start, size * own.stop) for size, own in ((each, lines), (width, blocks)))
+        rows, outputs = (
+            range(size * own.start, size * own.stop)
+            for size, own in ((each, lines), (width, blocks))
+        )
         return PackedTarget(values, rows, outputs, width)
     columns = _columns(weight, bounds[-1], config)
     if len(bounds) == 1:
         if is_of_vocabulary(weight.path):
-            columns = range(bounds[0].start, max(bounds[0].start, min(bounds[0].stop, config.vocab_size)))
+            columns = range(
+                bounds[0].start, max(bounds[0].start, min(bounds[0].stop, config.vocab_size))
+            )
             values[len(columns) :] = 0
             values = values[: len(columns)]
         return CopyTarget(values[None], range(1), columns, is_transposed=False)
     stored = stored_shape(weight.path, shape, config)[0]
-    start, stop = min(bounds[0].start, stored), min(bounds[0].stop, stored)
+    start = min(bounds[0].start, stored)
+    stop = min(bounds[0].stop, stored)
     values[stop - start :] = 0
     rows = range(start + weight.first_row, stop + weight.first_row)
     return CopyTarget(values[: stop - start], rows, columns, is_transposed=weight.transpose)
@@ -219,13 +248,14 @@ def _columns(weight: Weight, wanted: range, config: ModelConfig) -> range | np.n
     if copies == 1 and weight.part is None:
         return wanted
     columns = np.arange(wanted.start, wanted.stop)
-    columns = columns if copies == 1 else copied_columns(wanted, copies, head_dim_of(weight.path, config))
+    if copies != 1:
+        columns = copied_columns(wanted, copies, head_dim_of(weight.path, config))
     return as_range(columns if weight.part is None else weight.part.column(columns))
 
 
 def _move(slab: _Slab) -> None:
     """Put a filled shard on its devices. On a CPU its memory becomes the array."""
     slab.arrays = [jax.device_put(slab.values, device) for device in slab.devices]
-    if slab.devices[0].platform != "cpu":
+    if not platform_of(slab.devices[0]).is_host:
         jax.block_until_ready(slab.arrays)
     slab.values = None

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from orca_jax.config import ModelConfig
+from orca_jax.values.config import ModelConfig
 
 
 class LayerSpan(NamedTuple):
@@ -49,14 +49,23 @@ def of_span(config: ModelConfig, span: LayerSpan) -> ModelConfig:
         shift = span.start % len(pattern)
         return pattern[shift:] + pattern[:shift]
 
-    windows, mixers = shifted(config.window_pattern), shifted(config.mixer_pattern)
+    windows = shifted(config.window_pattern)
+    mixers = shifted(config.mixer_pattern)
     ropes = shifted(config.rope_pattern)
     experts = config.experts
     if experts is not None:
-        dense = tuple(layer - span.start for layer in experts.dense_layers if span.start <= layer < span.stop)
+        dense = tuple(
+            layer - span.start for layer in experts.dense_layers if span.start <= layer < span.stop
+        )
         experts = replace(experts, dense_layers=dense)
     config = replace(config, experts=experts)
-    return replace(config, num_layers=span.size, window_pattern=windows, mixer_pattern=mixers, rope_pattern=ropes)
+    return replace(
+        config,
+        num_layers=span.size,
+        window_pattern=windows,
+        mixer_pattern=mixers,
+        rope_pattern=ropes,
+    )
 
 
 def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:
@@ -67,6 +76,10 @@ def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:
     layers = config.num_layers
     assert stages <= layers, "refused by assembly/support.py"
     extra = (stages - layers % stages) // 2  # the first stage with one more layer
-    sizes = [layers // stages + (extra <= stage < extra + layers % stages) for stage in range(stages)]
+    sizes = [
+        layers // stages + (extra <= stage < extra + layers % stages) for stage in range(stages)
+    ]
     starts = [sum(sizes[:stage]) for stage in range(stages)]
-    return tuple(LayerSpan(start, start + size, layers) for start, size in zip(starts, sizes, strict=True))
+    return tuple(
+        LayerSpan(start, start + size, layers) for start, size in zip(starts, sizes, strict=True)
+    )

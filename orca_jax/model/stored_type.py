@@ -5,15 +5,23 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.checks import open_regular
-from orca_jax.config import DType
-from orca_jax.gguf_file.header import read_header as read_gguf
+from orca_jax.helpers.bundled import is_gguf, is_preset
+from orca_jax.helpers.gguf_file.header import read_header as read_gguf
 from orca_jax.model.describe import named_dtype, read_object
 from orca_jax.model.files.safetensors import read_header
+from orca_jax.values.checks import open_regular
+from orca_jax.values.config import DType
 
 _NAMES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_WIDE = ("F64", "F32", "F16", "I8", "I16", "I32", "I64")  # types of tensors in GGUF files that are not quantised
+_WIDE = (
+    "F64",
+    "F32",
+    "F16",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+)  # types of tensors in GGUF files that are not quantised
 _MAX_HEADER_BYTES = 32 * 2**20  # as of a loader
 
 
@@ -44,7 +52,9 @@ def _of_tensors(directory: Path) -> DType | None:
         with ExitStack() as opened:
             descriptor = open_regular(file)
             opened.callback(os.close, descriptor)
-            found = [tensor.dtype for tensor in read_header(descriptor, _MAX_HEADER_BYTES)[0].values()]
+            found = [
+                tensor.dtype for tensor in read_header(descriptor, _MAX_HEADER_BYTES)[0].values()
+            ]
     except OSError:
         return None
     return _NAMES.get(max(set(found), key=found.count, default=""))

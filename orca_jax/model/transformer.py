@@ -17,12 +17,11 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import LayerRows, Library
 from orca_jax.model.block import AttentionOnly, Block, Pattern
 from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import InputsOfLayers
-from orca_jax.model.layers import Linear, Maker, Norm, Table
+from orca_jax.model.layers import Linear, Maker, Norm, Table, kept, optional, scaled
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.packed.bits import layer_of
@@ -30,6 +29,7 @@ from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size
 from orca_jax.model.stages import LayerSpan, of_span, whole
+from orca_jax.values.config import ModelConfig
 
 
 class Decoder(nnx.Module):
@@ -67,27 +67,37 @@ class Decoder(nnx.Module):
         make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
         tied = config.tied_embeddings
 
-        def table(rows: int, axis: str, used: int | None, *, is_read: bool, bias: bool = False) -> Table | None:
+        def vocabulary(is_read: bool, bias: bool = False) -> Table | None:
             if not is_read:
                 make.skip()
                 return None
-            cap = config.logit_soft_cap if axis == "vocab" else None
-            scale = config.logit_scale if axis == "vocab" else 1.0
-            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap, scale=scale, bias=bias)
+            return Table(
+                make,
+                vocab_rows,
+                config.embed_dim,
+                "vocab",
+                used=config.vocab_size,
+                soft_cap=config.logit_soft_cap,
+                scale=config.logit_scale,
+                bias=bias,
+            )
 
-        used = config.vocab_size
-        self.embedding = nnx.data(table(vocab_rows, "vocab", used, is_read=span.is_first or (tied and span.is_last)))
-        learned = None if config.rope else table(config.max_positions, "positions", None, is_read=span.is_first)
-        self.positions = nnx.data(learned)
+        self.embedding = nnx.data(vocabulary(span.is_first or (tied and span.is_last)))
+        self.positions: Table | None = nnx.data(None)
+        if not config.rope and span.is_first:
+            self.positions = nnx.data(
+                Table(make, config.max_positions, config.embed_dim, "positions")
+            )
+        elif not config.rope:
+            make.skip()
         self.layer_inputs: InputsOfLayers | None = nnx.data(None)
         if config.layer_inputs is not None:
             self.layer_inputs = nnx.data(InputsOfLayers(make, config, config.layer_inputs))
         self.embedding_scale = float(np.float32(config.embedding_scale).astype(dtype))
         self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
         self.is_switched = self.is_packed = False
-        self.final_norm = nnx.data(Norm(make, config) if span.is_last else None)
-        head = None if tied else table(vocab_rows, "vocab", used, is_read=span.is_last, bias=config.head_bias)
-        self.head = nnx.data(head)
+        self.final_norm = optional(span.is_last, Norm, make, config)
+        self.head = optional(not tied, vocabulary, span.is_last, config.head_bias)
 
     def __call__[Cache](
         self,
@@ -133,29 +143,37 @@ class Decoder(nnx.Module):
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
-        beside = None if self.layer_inputs is None else self.layer_inputs(inputs, x)
-        kinds = self.of_stage.layer_kinds
-        ropes = [kind.rope for kind in kinds]
-        rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if any(ropes) else _no_rotation
+        beside = None
+        if self.layer_inputs is not None:
+            beside = self.layer_inputs(inputs, x)
+        ropes = [kind.rope for kind in self.of_stage.layer_kinds]
+        rotation_of: Callable[[Index], Rotation | None] = _no_rotation
+        if any(ropes):
+            rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer
         launch = LayersRun(rotation_of, mixing, keep, adapters, beside)
         pattern = self.pattern
         if isinstance(self.blocks, Block) and self.is_packed:
-            layers = packed_layers(self.blocks, pattern, len(x) if num_tokens is None else num_tokens)
+            layers = packed_layers(
+                self.blocks, pattern, len(x) if num_tokens is None else num_tokens
+            )
             x, cache = looped(layers, pattern, x, launch, cache)
         elif isinstance(self.blocks, Block):
             x, cache = scanned(self.blocks, pattern, x, launch, cache)
-            x = x if keep is None else x[keep]
+            x = kept(x, keep)
         elif self.is_switched and pattern.repeats:
             x, cache = looped(switched_layers(self.blocks, pattern), pattern, x, launch, cache)
         else:
             x, cache = unrolled(self.blocks, x, launch, cache)
-        return x if self.final_norm is None else self.final_norm(x), cache
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x, cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         assert self.embedding is not None, "the first stage has the embedding"
-        x = self.embedding(ids)
-        x = x * self.embedding_scale if self.embedding_scale != 1 else x
-        return x if self.positions is None else x + self.positions(positions)
+        x = scaled(self.embedding(ids), self.embedding_scale)
+        if self.positions is None:
+            return x
+        return x + self.positions(positions)
 
     def unstack(self, *, switched: bool = False) -> None:
         """Replace the stacked parameters by separate arrays for each layer, or stacked shapes by separate shapes.
@@ -167,7 +185,9 @@ class Decoder(nnx.Module):
         self.is_switched = switched
         structure, stacked = nnx.split(self.blocks)
         kinds = self.pattern.parts
-        of_kind = {parts: nnx.split(self.blocks.with_parts(parts))[0] for parts in kinds} if len(set(kinds)) > 1 else {}
+        of_kind: dict[tuple[str, ...], Any] = dict.fromkeys(kinds, structure)
+        if len(of_kind) > 1:
+            of_kind = {parts: nnx.split(self.blocks.with_parts(parts))[0] for parts in kinds}
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
@@ -176,19 +196,31 @@ class Decoder(nnx.Module):
         layers: list[list[Any]] = [[] for _ in range(self.num_layers)]
         while waiting:
             path, variable = waiting.pop()
-            stack, axes = variable.get_value(), variable.get_metadata("axes")
+            stack = variable.get_value()
+            axes = variable.get_metadata("axes")
             for index, layer in enumerate(self.pattern.layers_of(path)):
-                layers[layer].append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
+                layers[layer].append(
+                    (path, variable.replace(_layer_of(stack, index), axes=axes[1:]))
+                )
         self.blocks = nnx.List(
             [
-                nnx.merge(of_kind.get(parts, structure), nnx.from_flat_state(layer))
+                nnx.merge(of_kind[parts], nnx.from_flat_state(layer))
                 for parts, layer in zip(kinds, layers, strict=True)
             ]
         )
 
+    @property
+    def is_stacked(self) -> bool:
+        """True if each parameter of the layers is one array for all of them."""
+        return isinstance(self.blocks, Block)
+
     def can_pack(self, library: Library) -> bool:
         """True if the layers are stacked and have the same mixer, and all their matrices have a packed form."""
-        if not isinstance(self.blocks, Block) or len(self.blocks.mixers) > 1 or len(self.blocks.mlps) != 1:
+        if (
+            not isinstance(self.blocks, Block)
+            or len(self.blocks.mixers) > 1
+            or len(self.blocks.mlps) != 1
+        ):
             return False
         if isinstance(self.blocks.mlp, MlpAndExperts):
             return False
@@ -202,8 +234,10 @@ class Decoder(nnx.Module):
         """
         if self.span.is_last:
             self.unembedding.pack(library, num_devices)
-        self.is_packed = isinstance(self.blocks, Block)
-        assert not self.is_packed or self.can_pack(library), "some stacked matrices have no packed form"
+        self.is_packed = self.is_stacked
+        assert not self.is_packed or self.can_pack(library), (
+            "some stacked matrices have no packed form"
+        )
         for block in [self.blocks] if isinstance(self.blocks, Block) else self.blocks:
             for layer in block.linear_layers:
                 layer.pack(library, num_devices)
@@ -213,7 +247,7 @@ class Decoder(nnx.Module):
     @property
     def unembedding(self) -> Table:
         """The table with the logits as its `scores`. Those at and after `config.vocab_size` are padding."""
-        table = self.embedding if self.head is None else self.head
+        table = self.head or self.embedding
         assert table is not None, "the last stage has the unembedding"
         return table
 
@@ -226,7 +260,9 @@ def _no_rotation(layer: Index) -> None:
     """The rotation of layers with learned positions, or without any."""
 
 
-def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
+def _layer_of(
+    stack: jax.Array | jax.ShapeDtypeStruct, index: int
+) -> jax.Array | jax.ShapeDtypeStruct:
     """One layer of stacked values, or its shape."""
     if isinstance(stack, jax.Array):
         return stack[index]
@@ -254,16 +290,23 @@ class LayersRun[Cache]:
         adapters: Adapters | None,
         beside: Float[Array, "L T P"] | None,
     ) -> None:
-        self.rotation_of, self.mixing, self.keep, self.adapters = rotation_of, mixing, keep, adapters
+        self.rotation_of = rotation_of
+        self.mixing = mixing
+        self.keep = keep
+        self.adapters = adapters
         self._beside = beside
 
     def beside(self, layer: Index) -> Float[Array, "T P"] | None:
         """The inputs of a layer beside the stream."""
-        return None if self._beside is None else self._beside[layer]
+        if self._beside is None:
+            return None
+        return self._beside[layer]
 
     def added(self, layer: Index) -> LayerAdapters | None:
         """The adapters of a layer."""
-        return None if self.adapters is None else self.adapters.of_layer(layer)
+        if self.adapters is None:
+            return None
+        return self.adapters.of_layer(layer)
 
 
 def unrolled[Cache](
@@ -286,27 +329,34 @@ def scanned[Cache](
     structure, state = nnx.split(stack)
 
     def by_period(stacked: Array) -> Array:
+        if size == 1:
+            return stacked
         return stacked.reshape(pattern.num_periods, -1, *stacked.shape[1:])
 
-    def period(carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]) -> tuple[tuple[Array, Cache], None]:
+    def period(
+        carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]
+    ) -> tuple[tuple[Array, Cache], None]:
         x, cache = carry
         first, parameters = inputs
         blocks: Block = nnx.merge(structure, parameters)
         for step in range(size):
             index = first + step if step else first
-            block = blocks if size == 1 else _layer_of_period(blocks, pattern, step)
+            block = _layer_of_period(blocks, pattern, step)
             options = None, launch.added(index), launch.beside(index)
             x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, *options)
         return (x, cache), None
 
     first = jnp.arange(pattern.num_periods, dtype=jnp.int32)
-    first = first if size == 1 else size * first
-    (x, cache), _ = jax.lax.scan(period, (x, cache), (first, state if size == 1 else jax.tree.map(by_period, state)))
+    if size > 1:
+        first = size * first
+    (x, cache), _ = jax.lax.scan(period, (x, cache), (first, jax.tree.map(by_period, state)))
     return x, cache
 
 
 def _layer_of_period(blocks: Block, pattern: Pattern, step: int) -> Block:
-    """One layer of a period whose layers are stacked."""
+    """One layer of a period, whose layers are stacked if there are several."""
+    if pattern.period == 1:
+        return blocks
     structure, state = nnx.split(blocks.with_parts(pattern.parts[step]))
     flat = [
         (path, variable.replace(variable.get_value()[pattern.layers_of(path).index(step)]))
@@ -324,7 +374,8 @@ class LoopLayers(NamedTuple):
     """The layers of a loop over periods, and a call that runs a function on the current period."""
 
     block_of: Callable[[Index], Block]
-    mixer_of: Callable[[int], Mixer]  # by the layer's place in the period; without parameters of its own
+    # by the layer's place in the period; without parameters of its own
+    mixer_of: Callable[[int], Mixer]
     call: Callable[[Between, Int[Array, ""], Array, Inputs, Mixed], tuple[Array, Inputs]]
     """Calls the function with the arguments after it. The number of the last period is an integer."""
 
@@ -350,7 +401,8 @@ def packed_layers(stack: Block, pattern: Pattern, num_tokens: int | Int[Array, "
     The products are those of the first `num_tokens` tokens.
     """
     structure, state = nnx.split(stack)
-    parameters, last = nnx.to_flat_state(state), pattern.num_periods - 1
+    parameters = nnx.to_flat_state(state)
+    last = pattern.num_periods - 1
 
     def block_of(index: Index) -> Block:
         place = LayerRows(jnp.int32(index), jnp.int32(num_tokens))
@@ -364,33 +416,51 @@ def packed_layers(stack: Block, pattern: Pattern, num_tokens: int | Int[Array, "
 
 
 def looped[Cache](
-    layers: LoopLayers, pattern: Pattern, x: Float[Array, "T E"], launch: LayersRun[Cache], cache: Cache
+    layers: LoopLayers,
+    pattern: Pattern,
+    x: Float[Array, "T E"],
+    launch: LayersRun[Cache],
+    cache: Cache,
 ) -> tuple[Float[Array, "B E"], Cache]:
     """Run all layers in a loop with one compiled `mix` for each layer of a period."""
-    size, last, keep = pattern.period, len(pattern.parts) - 1, launch.keep
+    size = pattern.period
+    last = len(pattern.parts) - 1
+    keep = launch.keep
 
     def layer_at(period: Index, step: int) -> Index:
-        return period if size == 1 else period * size + step
+        if size == 1:
+            return period
+        return period * size + step
 
     def between(
         step: int, period: Index, x: Float[Array, "T E"], first: Inputs, out: Mixed
     ) -> tuple[Float[Array, "T E"], Inputs]:
         layer = layer_at(period, step)
         if isinstance(layer, int) and layer == last:
-            kept = layers.block_of(last).finish(x, out, keep, launch.added(last), launch.beside(last))
-            # There is no next layer. Any inputs of a period's first layer will do.
+            kept = layers.block_of(last).finish(
+                x, out, keep, launch.added(last), launch.beside(last)
+            )
+            # The loop ends here, and its carry needs inputs of the first layer of a period: these are not read.
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), first
         x = layers.block_of(layer).finish(x, out, None, launch.added(layer), launch.beside(layer))
-        return x, layers.block_of(layer + 1).project(x, launch.rotation_of(layer + 1), launch.added(layer + 1))
+        return x, layers.block_of(layer + 1).project(
+            x, launch.rotation_of(layer + 1), launch.added(layer + 1)
+        )
 
-    def run_period(period: Int[Array, ""], carry: tuple[Array, Inputs, Cache]) -> tuple[Array, Inputs, Cache]:
+    def run_period(
+        period: Int[Array, ""], carry: tuple[Array, Inputs, Cache]
+    ) -> tuple[Array, Inputs, Cache]:
         x, inputs, cache = carry
         first = inputs
         for step in range(size):
-            out, cache = layers.mixer_of(step).mix(inputs, layer_at(period, step), launch.mixing, cache)
+            out, cache = layers.mixer_of(step).mix(
+                inputs, layer_at(period, step), launch.mixing, cache
+            )
             x, inputs = layers.call(partial(between, step), period, x, first, out)
         return x, inputs, cache
 
     inputs = layers.block_of(0).project(x, launch.rotation_of(0), launch.added(0))
     x, _, cache = jax.lax.fori_loop(0, pattern.num_periods, run_period, (x, inputs, cache))
-    return x if keep is None else x[: keep.shape[0]], cache
+    if keep is not None:
+        x = x[: keep.shape[0]]
+    return x, cache

@@ -1,13 +1,14 @@
 """The files of weights in a model directory, known by their names. Checked before JAX is imported."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.config import LoadFormat
-from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.hub import INDEX, SINGLE
+from orca_jax.helpers.bundled import is_gguf, is_preset
+from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.orbax_files import PARAMS, orbax_root, read_tree
+from orca_jax.values.config import LoadFormat
+from orca_jax.values.errors import CheckpointError, ConfigError
 
 ADAPTER = "adapter_config.json"
 _VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
@@ -58,7 +59,7 @@ def check_safetensors(directory: Path) -> None:
         )
     if has_safetensors(directory):
         return
-    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    pickled = _names(directory, _PICKLED)
     if pickled:
         raise ConfigError(
             f"{directory} holds only pickled weights ({', '.join(pickled[:3])}), and loading them may run code; "
@@ -72,9 +73,17 @@ def check_safetensors(directory: Path) -> None:
     raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
 
 
+def _names(directory: Path, patterns: Iterable[str]) -> list[str]:
+    """The names of the files that match one of some patterns, sorted."""
+    found: list[str] = []
+    for pattern in patterns:
+        found += [path.name for path in directory.glob(pattern)]
+    return sorted(found)
+
+
 def _other_weights(directory: Path) -> str:
     """The advice for a directory without known weights, from the names of its files."""
-    names = sorted(path.name for pattern in ("*.safetensors*", "*.gguf") for path in directory.glob(pattern))
+    names = _names(directory, ("*.safetensors*", "*.gguf"))
     variants = [name for name in names if _VARIANT.fullmatch(name)]
     if variants:
         plain = _VARIANT.sub(r"model\2", variants[0])
@@ -83,4 +92,6 @@ def _other_weights(directory: Path) -> str:
         return f"It has parts of the weights without their list: download {INDEX} too"
     if any(name.endswith(".gguf") for name in names):
         return "It has GGUF weights: give the path of the file as the model"
-    return "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"
+    return (
+        "To download the weights: hf download ORG/NAME --include '*.safetensors*' --local-dir DIR"
+    )

@@ -18,10 +18,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.checks import json_value, open_regular
-from orca_jax.config import DType, ModelConfig
-from orca_jax.errors import CheckpointError
-from orca_jax.hub import INDEX, SINGLE
+from orca_jax.helpers.console import Progress
+from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
@@ -41,7 +39,9 @@ from orca_jax.model.parameters import (
 )
 from orca_jax.model.shards import Source, fill
 from orca_jax.model.weight_files import check_safetensors
-from orca_jax.progress import Progress
+from orca_jax.values.checks import json_value, open_regular
+from orca_jax.values.config import DType, ModelConfig
+from orca_jax.values.errors import CheckpointError
 
 MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
 MAX_HEADER_BYTES = 32 * 2**20  # of all files together
@@ -89,7 +89,9 @@ class ParameterSource:
     experts: int = 1
 
 
-def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
+def load_safetensors(
+    directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
+) -> nnx.State:
     """Read a Hugging Face directory, each device its own shards.
 
     Args:
@@ -106,8 +108,15 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         table = FAMILIES[config.family].weights(config)
         files = _open(directory, stack, has_stacks=has_stacks(table))
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
-            logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
-        return load_files(str(directory), files, oriented(table, files.rows), config, wanted, progress)
+            logger.info(
+                "%s has %s and %s: the single file is served, as by transformers",
+                directory,
+                SINGLE,
+                INDEX,
+            )
+        return load_files(
+            str(directory), files, oriented(table, files.rows), config, wanted, progress
+        )
 
 
 class OtherParameters(NamedTuple):
@@ -135,8 +144,8 @@ def load_files(
         source: the directory or file, for errors.
         files: the open files.
         table: the family's table of weights, or a table of the same weights in another orientation.
-        config: see `load_safetensors`, as for the next two.
-        wanted: the parameters.
+        config: the model.
+        wanted: the parameters, each with its shards on the devices of this process.
         progress: called after each parameter.
         others: those that are read in another way.
 
@@ -147,23 +156,34 @@ def load_files(
     held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
     if not files.tensors:
         raise CheckpointError(source, files.problems or ["the files contain no tensors"])
-    if problem := _too_many_layers(config, files):
+    if problem := too_many_layers(config, len(files.tensors) + len(files.unreadable)):
         raise CheckpointError(source, [*files.problems, problem])
     sources = {weight.path: _find(weight, family, files, config) for weight in table}
-    problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
+    problems = files.problems + _compare(
+        sources, flat_parameters(wanted.of_model), family, files, config
+    )
     if problems:
         raise CheckpointError(source, problems)
     held = {path: variable for path, variable in held.items() if path not in others.paths}
-    leaves, matrices = dict[str, Any](), dict[str, Source]()
+    leaves = dict[str, Any]()
+    matrices = dict[str, Source]()
+    first = wanted.layers.start
     for path, variable in held.items():
-        matrices[path] = found = _matrices(path, variable, sources, files, config, wanted.layers.start)
-        leaves[path] = variable.get_value() if found.packed_width else plain_shape(variable)
+        matrices[path] = _matrices(path, variable, sources, files, config, first)
+        leaves[path] = plain_shape(variable)
+        if matrices[path].packed_width:
+            leaves[path] = variable.get_value()
     values = dict(others.read())
-    parts, not_finite, factors = wanted.make_parts(), NotFinite(), dict(config.weight_factors)
+    parts = wanted.make_parts()
+    not_finite = NotFinite()
+    factors = dict(config.weight_factors)
     for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
         own = factors.get(split_layer(path)[0], ())
-        array = _multiplied(array, own) if own else array
-        values |= parts(path, array if matrices[path].packed_width else held_values(held[path], array))
+        if own:
+            array = _multiplied(array, own)
+        if not matrices[path].packed_width:
+            array = held_values(held[path], array)
+        values |= parts(path, array)
     if problems:
         raise CheckpointError(source, problems)
     not_finite.warn(source)
@@ -176,13 +196,15 @@ def _multiplied(array: Array, factors: tuple[float, ...]) -> Array:
     return (array.astype(jnp.float32) * columns).astype(array.dtype)
 
 
-def _too_many_layers(config: ModelConfig, files: Files) -> str | None:
+def too_many_layers(config: ModelConfig, num_tensors: int) -> str | None:
     """The problem of fewer tensors than layers or experts: otherwise there is one line for each of a billion."""
     count = _num_experts(config)
-    if config.num_layers * count <= len(files.tensors) + len(files.unreadable):
+    if config.num_layers * count <= num_tensors:
         return None
-    layers = f"{config.num_layers} layers" if count == 1 else f"{config.num_layers} layers of {count} experts"
-    return f"config.json: {layers}, but the files contain {len(files.tensors)} tensors"
+    layers = f"{config.num_layers} layers"
+    if count > 1:
+        layers = f"{layers} of {count} experts"
+    return f"config.json: {layers}, but the files contain {num_tensors} tensors"
 
 
 def _num_experts(config: ModelConfig) -> int:
@@ -210,12 +232,22 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
         if key not in files.tensors or head is None:
             return config
         try:
-            same = key in files.rows and head in files.rows and _is_equal(files.rows[key], files.rows[head], dtype)
+            same = (
+                key in files.rows
+                and head in files.rows
+                and _is_equal(files.rows[key], files.rows[head], dtype)
+            )
         except OSError as error:
-            raise CheckpointError(str(directory), [f"{head}: cannot be read: {first_line(error)}"]) from None
+            raise CheckpointError(
+                str(directory), [f"{head}: cannot be read: {first_line(error)}"]
+            ) from None
     if same:
         return config
-    logger.warning("%s: %s differs from the embedding: it is used, although config.json ties them", directory, head)
+    logger.warning(
+        "%s: %s differs from the embedding: it is used, although config.json ties them",
+        directory,
+        head,
+    )
     return replace(config, tied_embeddings=False)
 
 
@@ -244,7 +276,10 @@ def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
 
 def _open(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Files:
     """Open all files, and record the broken ones. With `has_stacks`, some tensors have matrices of all experts."""
-    files, room, stored, descriptors = Files(), MAX_HEADER_BYTES, dict[str, StoredTensor](), dict[str, int]()
+    files = Files()
+    room = MAX_HEADER_BYTES
+    stored = dict[str, StoredTensor]()
+    descriptors = dict[str, int]()
     for name, keys in _file_names(directory).items():
         try:
             descriptor = open_regular(directory / name)
@@ -257,7 +292,8 @@ def _open(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Fil
         room -= used
         found = tensors.keys()
         files.problems += [
-            f"{key}: missing from {name}, although the index lists it there" for key in sorted(keys - found)
+            f"{key}: missing from {name}, although the index lists it there"
+            for key in sorted(keys - found)
         ]
         files.unreadable |= keys - found
         stored |= tensors
@@ -277,15 +313,20 @@ def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, Fil
     for key, tensor in tensors.items():
         is_conv = len(tensor.shape) == 3 and tensor.shape[1] == 1
         if tensor.dtype in DTYPES and (len(tensor.shape) in (1, 2) or is_conv):
-            rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
-            found[key] = FileMatrix(key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin)
+            rows = math.prod(tensor.shape[:-1])
+            columns = tensor.shape[-1]
+            found[key] = FileMatrix(
+                key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin
+            )
     return found
 
 
 def _file_names(directory: Path) -> Mapping[str, set[str]]:
     """The files to open, and the keys listed for each by the index. Like transformers, prefers the single file."""
     check_safetensors(directory)
-    return {SINGLE: set()} if (directory / SINGLE).is_file() else _read_index(directory)
+    if (directory / SINGLE).is_file():
+        return {SINGLE: set()}
+    return _read_index(directory)
 
 
 def _read_index(directory: Path) -> Mapping[str, set[str]]:
@@ -310,7 +351,10 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
         raise CheckpointError(str(directory), [problem])
     outside = sorted(name for name in names if Path(name).name != name)
     if outside:  # an index must not refer to files in other folders
-        raise CheckpointError(str(directory), [f"{INDEX}: {name[:200]!r} is not a plain file name" for name in outside])
+        raise CheckpointError(
+            str(directory),
+            [f"{INDEX}: {name[:200]!r} is not a plain file name" for name in outside],
+        )
     return dict(sorted(names.items()))
 
 
@@ -322,7 +366,7 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
     keys = []
     for layer, expert in product(layers, experts):
         names = [name.format(layer=layer, expert=expert) for name in (weight.key, *weight.others)]
-        candidates = [prefix + name for name in names for prefix in prefixes]
+        candidates = [prefix + name for name, prefix in product(names, prefixes)]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
     if weight.instead is not None and files.tensors.keys().isdisjoint(keys):
@@ -342,12 +386,16 @@ def _matrices(
 ) -> Source:
     """The matrices of a parameter of a stage with the layers from `first` on."""
     path, layer = split_layer(path)
-    weight, keys, each = sources[path].weight, sources[path].keys, sources[path].experts
+    weight = sources[path].weight
+    keys = sources[path].keys
+    each = sources[path].experts
     is_stack = weight.stacked and layer is None
     if weight.stacked:
         begin = bisect_left(layers_of(path, config), first + (layer or 0))
-        keys = keys[begin * each : (begin + (variable.get_value().shape[0] if layer is None else 1)) * each]
-    found, width = tuple(files.rows[key] for key in keys), 0
+        count = variable.get_value().shape[0] if is_stack else 1
+        keys = keys[begin * each : (begin + count) * each]
+    found = tuple(files.rows[key] for key in keys)
+    width = 0
     is_plain = weight.part is None and not weight.first_row and num_copies(path, config) == 1
     if is_plain and path not in dict(config.weight_factors):
         width = width_in_file(variable, found[0].num_rows, is_transposed=weight.transpose)
@@ -355,29 +403,37 @@ def _matrices(
 
 
 def _compare(
-    sources: Mapping[str, ParameterSource], wanted: Mapping[str, Any], family: Family, files: Files, config: ModelConfig
+    sources: Mapping[str, ParameterSource],
+    wanted: Mapping[str, Any],
+    family: Family,
+    files: Files,
+    config: ModelConfig,
 ) -> list[str]:
     """List problems with keys, shapes and types; a tensor shared by several parameters is listed once."""
     problems: dict[str, None] = {}
+    used: set[str] = set()
     for path, source in sources.items():
         shape = tensor_shape(source.weight, stored_shape(path, wanted[path].shape, config))
+        used.update(source.keys)
         for key in source.keys:
+            if key in files.unreadable:
+                continue
             if key not in files.tensors:
-                if key not in files.unreadable:
-                    problems[f"{key}: missing"] = None
+                problems[f"{key}: missing"] = None
                 continue
             tensor = files.tensors[key]
             if tensor.shape != shape:
                 problems[f"{key}: shape {list(tensor.shape)}, the model needs {list(shape)}"] = None
             if tensor.dtype not in DTYPES:
-                problems[f"{key}: type {tensor.dtype} is not supported, only {', '.join(DTYPES)}"] = None
-    used = {key for source in sources.values() for key in source.keys}
+                problems[
+                    f"{key}: type {tensor.dtype} is not supported, only {', '.join(DTYPES)}"
+                ] = None
     if config.tied_embeddings:
         used.update(_head_names(family, config))  # some files repeat the embedding
     for key in sorted(set(files.tensors) - used):
-        layer = _LAYER.match(key) if family.has_further_layers else None
+        layer = _LAYER.match(key)
         is_further = layer is not None and int(layer[1]) >= config.num_layers
-        if not is_further and not family.ignored.fullmatch(key):
+        if not (is_further and family.has_further_layers) and not family.ignored.fullmatch(key):
             problems[f"{key}: unexpected"] = None
     return list(problems)
 
@@ -387,7 +443,13 @@ def tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     *rest, last = shape[weight.stacked + weight.is_of_experts :]
     if weight.first_row:
         rest[0] += weight.first_row
-    whole = (*rest, last if weight.part is None else weight.part.num_columns)
-    whole = whole[::-1] if weight.transpose else whole
-    whole = (1, *whole) if weight.is_row else whole
-    return (whole[0], 1, *whole[1:]) if weight.is_conv else whole
+    if weight.part is not None:
+        last = weight.part.num_columns
+    whole = (*rest, last)
+    if weight.transpose:
+        whole = whole[::-1]
+    if weight.is_row:
+        whole = (1, *whole)
+    if not weight.is_conv:
+        return whole
+    return (whole[0], 1, *whole[1:])

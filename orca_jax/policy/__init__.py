@@ -5,6 +5,23 @@ The engine calls it between two iterations. It never sees the engine's own objec
 """
 
 from orca_jax.policy.ordered import Ordered
-from orca_jax.policy.protocol import API, Decision, LengthPredictor, Order, Policy, PolicyView, RequestView
+from orca_jax.policy.protocol import (
+    API,
+    Decision,
+    LengthPredictor,
+    Order,
+    Policy,
+    PolicyView,
+    RequestView,
+)
 
-__all__ = ["API", "Decision", "LengthPredictor", "Order", "Ordered", "Policy", "PolicyView", "RequestView"]
+__all__ = [
+    "API",
+    "Decision",
+    "LengthPredictor",
+    "Order",
+    "Ordered",
+    "Policy",
+    "PolicyView",
+    "RequestView",
+]

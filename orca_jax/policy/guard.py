@@ -34,22 +34,40 @@ class Guard:
         self._oldest: PolicyRequest | None = None
         self._left_out = 0
 
-    def overrule(self, decision: Decision, view: PolicyView, table: JobTable, pool: RequestPool) -> Decision:
+    def overrule(
+        self, decision: Decision, view: PolicyView, table: JobTable, pool: RequestPool
+    ) -> Decision:
         """The decision, changed if progress demands it. It need not be one that can be applied."""
         oldest = table.residents[0] if table.residents else None
         if oldest is not self._oldest:
-            self._oldest, self._left_out = oldest, 0
+            self._oldest = oldest
+            self._left_out = 0
         if oldest is not None:
-            if oldest in decision.evict and oldest.num_generated + oldest.num_pending <= oldest.admitted_with:
-                self._count(f"{oldest!r}, the oldest resident, is evicted before it has drawn a token")
+            if (
+                oldest in decision.evict
+                and oldest.num_generated + oldest.num_pending <= oldest.admitted_with
+            ):
+                self._count(
+                    f"{oldest!r}, the oldest resident, is evicted before it has drawn a token"
+                )
                 rest = Decision(decision.run, [job for job in decision.evict if job is not oldest])
-                return _with_job(oldest, rest, view, table) if oldest.num_left else rest
-            self._left_out = 0 if any(job is oldest for job, _ in decision.run) else self._left_out + 1
+                if oldest.num_left:
+                    return _with_job(oldest, rest, view, table)
+                return rest
+            self._left_out = (
+                0 if any(job is oldest for job, _ in decision.run) else self._left_out + 1
+            )
             if self._left_out >= PATIENCE and oldest.num_left:
                 self._left_out = 0
-                self._count(f"{oldest!r}, the oldest resident, was left out {PATIENCE} times in a row")
+                self._count(
+                    f"{oldest!r}, the oldest resident, was left out {PATIENCE} times in a row"
+                )
                 return _with_job(oldest, decision, view, table)
-        if not decision.run and decision.wake_after is None and not any(request.in_flight for request in pool):
+        if (
+            not decision.run
+            and decision.wake_after is None
+            and not any(request.in_flight for request in pool)
+        ):
             job = next((job for job in (*view.residents, *view.waiting) if job.num_left), None)
             if job is not None:
                 self._count(f"the decision is empty, nothing is in flight, and {job!r} could run")
@@ -73,7 +91,9 @@ def _with_job(job: RequestView, decision: Decision, view: PolicyView, table: Job
     while run and used + size > view.token_budget:
         used -= run.pop()[1]
     free = sum([view.releases(other) for other in evict], view.free_pages)
-    youngest = [other for other in reversed(table.residents) if other is not job and other not in evict]
+    youngest = [
+        other for other in reversed(table.residents) if other is not job and other not in evict
+    ]
     num_new = sum([not other.is_resident for other, _ in run]) + (not job.is_resident)
 
     def lacks() -> bool:

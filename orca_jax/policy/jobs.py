@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request, State
 
@@ -13,7 +14,15 @@ _SPARE = 64  # jobs that ended while they waited, before they are removed
 class PolicyRequest:
     """A `policy.RequestView` over a request."""
 
-    __slots__ = ("_table", "admitted_with", "hit", "left", "num_evictions", "predicted_at", "request")
+    __slots__ = (
+        "_table",
+        "admitted_with",
+        "hit",
+        "left",
+        "num_evictions",
+        "predicted_at",
+        "request",
+    )
 
     index = property(attrgetter("request.arrival_index"))
     arrival = property(attrgetter("request.arrival"))
@@ -38,7 +47,8 @@ class PolicyRequest:
         self.admitted_with = 0  # generated tokens at the last admission
         self.predicted_at = 0  # generated tokens at the last prediction
         self.hit: tuple[int, Hit] = (-1, NO_HIT)  # the number of the selection that it was found in
-        self.left: int | None = None  # of a resident: tokens that may be processed in this selection
+        # of a resident: tokens that may be processed in this selection
+        self.left: int | None = None
 
     def __repr__(self) -> str:
         return f"job {self.index}"
@@ -55,15 +65,23 @@ class PolicyRequest:
     def num_left(self) -> int:
         if self.left is not None:
             return self.left
-        return self.request.num_left if self._table is None else self._table.num_left(self)
+        if self._table is None:
+            return self.request.num_left
+        return self._table.num_left(self)
 
     @property
     def num_cached(self) -> int:
-        return 0 if self.is_resident or self._table is None else self._table.hit_of(self).num_tokens
+        if self.is_resident or self._table is None:
+            return 0
+        return self._table.hit_of(self).num_tokens
 
     @property
     def is_resident(self) -> bool:
         return self.request.row is not None
+
+
+def _stays(job: PolicyRequest) -> bool:
+    return not (job.request.finish_reason or job.request.aborted)
 
 
 class _Jobs(dict[Request, PolicyRequest]):
@@ -78,53 +96,70 @@ class _Jobs(dict[Request, PolicyRequest]):
 
 
 class JobTable:
-    """The jobs of all live requests that were looked at, and the facts of the current selection."""
+    """The jobs of all live requests that were looked at, and the facts of the current selection.
+
+    Attributes:
+        jobs: by request; a job is made when it is looked at.
+        with_rows: the jobs with rows.
+        residents: of these, the ones that have not ended.
+    """
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._jobs = _Jobs(self)
+        self.jobs = _Jobs(self)
         self._pool: RequestPool | None = None
         self._number = 0  # of the current selection
         self.with_rows: Sequence[PolicyRequest] = ()
-        self.residents: Sequence[PolicyRequest] = ()  # of these, the ones that have not ended
+        self.residents: Sequence[PolicyRequest] = ()
 
     def begin(self, pool: RequestPool) -> list[PolicyRequest]:
         """Begin a selection; returns the jobs that ended since the last one."""
-        self._pool, self._number, before = pool, self._number + 1, self.with_rows
-        self.with_rows = self.residents = tuple(map(self._jobs.__getitem__, pool.running.values()))
+        self._pool = pool
+        self._number = self._number + 1
+        before = self.with_rows
+        self.with_rows = self.residents = tuple(map(self.jobs.__getitem__, pool.running.values()))
         ended = []
         if before != self.with_rows:
-            for job in before:
-                if job.request.row is None:
-                    job.left = None
-                    if job.request.state is State.FINISHED:
-                        ended.append(job)
-        if len(self._jobs) > 2 * len(pool) + _SPARE:
-            ended = [job for job in self._jobs.values() if job.request.state is State.FINISHED]
+            gone = [job for job in before if job.request.row is None]
+            for job in gone:
+                job.left = None
+            ended = [job for job in gone if job.request.state is State.FINISHED]
+        if len(self.jobs) > 2 * len(pool) + _SPARE:
+            ended = [job for job in self.jobs.values() if job.request.state is State.FINISHED]
         for job in ended:
-            del self._jobs[job.request]
+            del self.jobs[job.request]
         self._read(pool)
         return ended
 
     def _read(self, pool: RequestPool) -> None:
         """Read the number of tokens that each resident has left, and predict lengths again."""
-        last = pool.num_plans - self._num_stages  # tokens drawn in later plans are on their way through the stages
+        # tokens drawn in later plans are on their way through the stages
+        last = pool.num_plans - self._num_stages
         is_leaving = False
         for job in self.with_rows:
             request = job.request
             if request.finish_reason or request.aborted:
-                job.left, is_leaving = 0, True
+                job.left = 0
+                is_leaving = True
+            elif request.drawn_in > last and request.num_pending:
+                job.left = 0
             else:
-                job.left = 0 if request.drawn_in > last and request.num_pending else request.num_left
+                job.left = request.num_left
         if is_leaving:
-            alive = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
-            self.residents = tuple(alive)
-        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
+            self.residents = tuple(filter(_stays, self.with_rows))
+        refresh = pool.predictor.refresh
         if refresh is not None:
-            for job in self.residents:
-                seen = job.num_generated
-                if seen >= job.predicted_at + refresh:
-                    job.predicted_at, job.request.predicted_output = seen, pool.predictor.predict(job.request)
+            self._predict(pool.predictor, refresh)
+
+    def _predict(self, predictor: EnginePredictor, refresh: int) -> None:
+        """Predict the lengths of residents again, after each `refresh` generated tokens."""
+        for job in self.residents:
+            seen = job.num_generated
+            if seen >= job.predicted_at + refresh:
+                request = job.request
+                ids = [*request.prompt_ids, *request.generated_ids]
+                request.predicted_output = predictor.predict(request, ids)
+                job.predicted_at = seen
 
     def waiting(self) -> Iterator[PolicyRequest]:
         """The jobs without a row that could get one."""
@@ -133,11 +168,11 @@ class JobTable:
         if len(pool) > len(pool.running):
             for request in pool:
                 if request.row is None and not request.in_flight:
-                    yield self._jobs[request]
+                    yield self.jobs[request]
 
     def is_live(self, job: object) -> bool:
         """True if a job is one of this table, and its request has not left."""
-        if not isinstance(job, PolicyRequest) or self._jobs.get(job.request) is not job:
+        if not isinstance(job, PolicyRequest) or self.jobs.get(job.request) is not job:
             return False
         return job.request.state is not State.FINISHED
 
@@ -150,6 +185,11 @@ class JobTable:
             job.hit = self._number, hit
         return hit
 
+    def take_newcomer(self, job: PolicyRequest, hit: Hit) -> None:
+        """Let a waiting job begin with a hit that was found in this selection."""
+        job.hit = self._number, hit
+        job.admitted_with = len(job.request.generated_ids)
+
     def drop_copy(self, job: PolicyRequest, page_size: int) -> None:
         """Let a waiting job begin with whole pages alone, in this selection."""
         hit = self.hit_of(job)
@@ -158,7 +198,8 @@ class JobTable:
 
     def num_left(self, job: PolicyRequest) -> int:
         """Tokens of a waiting job that may be processed in this selection."""
-        request, pool = job.request, self._pool
+        request = job.request
+        pool = self._pool
         assert pool is not None, "no selection has begun"
         if request.finish_reason is not None or request.aborted or not request.is_idle:
             return 0

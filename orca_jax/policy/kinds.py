@@ -1,23 +1,26 @@
 """Schedulers, orders and predictors made of the classes that settings name."""
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import first_line, is_class_name, load_class
-from orca_jax.errors import ConfigError
+from orca_jax.policy.errors import PASSED_ON
 from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.predictor import PolicyPredictor
 from orca_jax.policy.protocol import API, Policy
 from orca_jax.policy.scheduler import PolicyScheduler
 from orca_jax.sched.scheduler import SchedulerSettings, Traits
+from orca_jax.values.checks import first_line, is_class_name, json_value, load_class, short
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import URGENCY_FIELDS
 
 OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor")
 """The settings that may name a class from outside."""
+FIELDS = (*URGENCY_FIELDS, "predicted")
+"""The fields of `RequestView` that callers and predictors fill."""
 
 
 def label_of(name: str | None, setting: str) -> str | None:
@@ -40,8 +43,16 @@ class PolicyKind:
 
     @property
     def traits(self) -> Traits:
-        """Those of the scheduler; an order comes with an ordering."""
-        return PolicyScheduler.traits._replace(has_orderings=self.is_order)
+        """Those of the scheduler, with the fields that the class may read; an order comes with an ordering."""
+        reads = self.needs
+        if not hasattr(self.kind, "reads"):  # an order that says nothing
+            reads = frozenset(FIELDS)
+        return PolicyScheduler.traits._replace(has_orderings=self.is_order, reads=reads)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields that the class says it reads."""
+        return frozenset(getattr(self.kind, "reads", ()))
 
     @property
     def name(self) -> str:
@@ -67,6 +78,7 @@ class PolicyKind:
             n_workers=settings.num_stages + settings.num_ahead,
             num_stages=settings.num_stages,
             seconds=settings.seconds,
+            clock=settings.clock,
         )
 
 
@@ -81,12 +93,17 @@ def policy_kind(name: str, options: str | None) -> PolicyKind:
         ConfigError: there is no such class, it has another API or lacks a method, or the options are not an object.
     """
     kind = checked_class(name, "scheduler", ("decide", "started", "ended"), ("reads", "may_starve"))
+    _check_reads(kind, "scheduler")
     try:
-        values = json.loads(options or "{}")
+        values = json_value(options or "{}")
     except ValueError as error:
-        raise ConfigError(f"scheduler_options is not JSON: {error}", param="scheduler_options") from None
+        raise ConfigError(
+            f"scheduler_options is not JSON: {error}", param="scheduler_options"
+        ) from None
     if not isinstance(values, dict):
-        message = f'scheduler_options must be an object such as {{"quantum": 16}}, got {options}'
+        message = (
+            f'scheduler_options must be an object such as {{"quantum": 16}}, got {short(options)}'
+        )
         raise ConfigError(message, param="scheduler_options")
     return PolicyKind(kind, values)
 
@@ -94,6 +111,7 @@ def policy_kind(name: str, options: str | None) -> PolicyKind:
 def order_kind(name: str) -> PolicyKind:
     """Return the kind of scheduler with the order of a class. Raises ConfigError as `policy_kind` does."""
     kind = checked_class(name, "scheduling_policy", ("key",), ("preempts", "is_static"))
+    _check_reads(kind, "scheduling_policy")
     return PolicyKind(kind, is_order=True)
 
 
@@ -103,7 +121,24 @@ def predictor_kind(name: str) -> PolicyPredictor:
     return PolicyPredictor(made(kind, "length_predictor"), kind.__qualname__)
 
 
-def checked_class(name: str, setting: str, methods: tuple[str, ...], values: tuple[str, ...]) -> type[Any]:
+def _check_reads(kind: type[Any], setting: str) -> None:
+    """Refuse a class that reads a field which nothing fills. Raises ConfigError."""
+    reads = getattr(kind, "reads", ())
+    if isinstance(reads, str) or not isinstance(reads, Iterable):
+        message = f"{setting}: {kind.__qualname__}.reads must be a set of names, got {short(reads)}"
+        raise ConfigError(message, param=setting)
+    unknown = sorted({str(name) for name in reads}.difference(FIELDS))
+    if unknown:
+        message = (
+            f"{setting}: {kind.__qualname__} reads {', '.join(unknown)}, which nothing fills; "
+            f"callers and predictors give {', '.join(FIELDS)}"
+        )
+        raise ConfigError(message, param=setting)
+
+
+def checked_class(
+    name: str, setting: str, methods: tuple[str, ...], values: tuple[str, ...]
+) -> type[Any]:
     """Return a class from outside that has these methods and class variables, for this version of the protocols.
 
     Raises:
@@ -112,7 +147,9 @@ def checked_class(name: str, setting: str, methods: tuple[str, ...], values: tup
     kind = load_class(name, setting)
     missing = [each for each in ("api", *values, *methods) if not hasattr(kind, each)]
     if missing:
-        raise ConfigError(f"{setting}: {kind.__qualname__} lacks {', '.join(missing)}", param=setting)
+        raise ConfigError(
+            f"{setting}: {kind.__qualname__} lacks {', '.join(missing)}", param=setting
+        )
     if kind.api != API:
         message = f"{setting}: {kind.__qualname__} is written for version {kind.api} of orca_jax.policy, this is {API}"
         raise ConfigError(message, param=setting)
@@ -127,6 +164,10 @@ def made(kind: type[Any], setting: str, options: Mapping[str, Any] | None = None
     """
     try:
         return kind(**(options or {}))
-    except Exception as error:
+    except PASSED_ON:
+        raise
+    except BaseException as error:
         param = "scheduler_options" if options else setting
-        raise ConfigError(f"{param}: {kind.__qualname__} cannot be made: {first_line(error)}", param=param) from error
+        raise ConfigError(
+            f"{param}: {kind.__qualname__} cannot be made: {first_line(error)}", param=param
+        ) from error

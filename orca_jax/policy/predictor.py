@@ -1,12 +1,16 @@
 """A length predictor of a class from outside."""
 
+from collections.abc import Sequence
+from math import isnan
+
+from orca_jax.policy.errors import PolicyError, calling, number_of
 from orca_jax.policy.jobs import PolicyRequest
 from orca_jax.policy.protocol import LengthPredictor
 from orca_jax.sched.request import Request
 
 
 class PolicyPredictor:
-    """`sched.pool.Predictor` over a `policy.LengthPredictor`.
+    """`sched.predict.EnginePredictor` over a `policy.LengthPredictor`.
 
     Args:
         predictor: predicts.
@@ -18,12 +22,22 @@ class PolicyPredictor:
         self._predictor = predictor
         self.refresh = predictor.refresh
 
-    def predict(self, request: Request) -> float:
-        """The predicted number of generated tokens, at least 1 and at most the request's `max_tokens`."""
-        ids = [*request.prompt_ids, *request.generated_ids]
-        predicted = self._predictor.predict(PolicyRequest(request), ids)
-        return float(min(max(predicted, 1, len(request.generated_ids)), request.params.max_tokens))
+    def predict(self, request: Request, ids: Sequence[int]) -> float:
+        """The predicted number of generated tokens, at least 1 and at most the request's `max_tokens`.
 
-    def observe(self, request: Request) -> None:
-        """Let it learn from an ended request."""
-        self._predictor.observe(PolicyRequest(request), len(request.generated_ids))
+        Raises:
+            PolicyError: the class raised an exception, or did not return a number.
+        """
+        with calling(self.name, "predict"):
+            predicted = self._predictor.predict(PolicyRequest(request), [*ids])
+        length = number_of(predicted)
+        if isnan(length):
+            raise PolicyError(
+                self.name, f"predict returned {predicted!r} instead of a number of tokens"
+            )
+        return float(min(max(length, 1, len(request.generated_ids)), request.params.max_tokens))
+
+    def observe(self, request: Request, length: int) -> None:
+        """Let it learn from an ended request. Raises PolicyError if it raises an exception."""
+        with calling(self.name, "observe"):
+            self._predictor.observe(PolicyRequest(request), length)

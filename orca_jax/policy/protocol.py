@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from orca_jax.sched.blocks import BlockCount
+from orca_jax.sched.predict import Predictor
 
 API = 1
 """The version of these protocols; each class names its version."""
@@ -136,6 +137,20 @@ class PolicyView(Protocol):
         """Expected seconds of an iteration with this work; 0.0 while nothing is measured."""
         ...
 
+    def in_order(self, order: "Order", watermark: BlockCount = 0) -> "Decision":
+        """The decision of the scheduler `chunked` with an order, such as one that the policy itself gives.
+
+        Increments come first, then chunks of residents, then newcomers, unless a resident lacks pages. While one does,
+        the last residents lose theirs. If the order preempts, residents and waiting jobs are chosen together: those
+        behind are paused, and the last ones lose rows and pages that others lack. The resident admitted longest ago
+        keeps its own.
+
+        Args:
+            order: the same object in each decision.
+            watermark: pages to keep free when a job is admitted beside others.
+        """
+        ...
+
 
 class Decision(NamedTuple):
     """The next iteration.
@@ -147,7 +162,8 @@ class Decision(NamedTuple):
         run: jobs and the number of tokens of each, from 1 to `num_left`. The engine may cut the number at a border of
             recurrent states, and lets a waiting job wait whose cached pages are those of a job in `evict`.
         evict: residents that lose row and pages before the iteration.
-        wake_after: seconds after which the policy is asked again if nothing happens before; only if `run` is empty.
+        wake_after: seconds, from 0 to 5, after which the policy is asked again if nothing happens before; only if
+            `run` is empty.
     """
 
     run: Sequence[tuple[RequestView, int]]
@@ -164,7 +180,8 @@ class Policy(Protocol):
     Attributes:
         api: the value of `API` for which it is written.
         reads: names of the fields of `RequestView` that it needs from callers or predictors, among `predicted`,
-            `priority`, `tenant`, `deadline`, `program`, `weight`, `ttft` and `tpot`.
+            `priority`, `tenant`, `deadline`, `program`, `weight`, `ttft` and `tpot`. Calls that give others
+            are refused.
         may_starve: True if a job may wait for ever while others arrive.
     """
 
@@ -190,6 +207,9 @@ class Policy(Protocol):
 class Order(Protocol):
     """An order of jobs for the scheduler `chunked`: `--scheduling-policy FILE.py:CLASS`.
 
+    It may have two members more. `reads` is that of a `Policy`; without it calls may give all fields.
+    `charge(job, num_tokens)` is called for each job of an iteration, so that a key can count service.
+
     Attributes:
         api: the value of `API` for which it is written.
         preempts: True if a waiting job may take row and pages of a resident that is behind it.
@@ -205,7 +225,7 @@ class Order(Protocol):
         ...
 
 
-class LengthPredictor(Protocol):
+class LengthPredictor(Predictor[RequestView], Protocol):
     """Predicts output lengths: `--length-predictor FILE.py:CLASS`.
 
     Attributes:
@@ -214,12 +234,3 @@ class LengthPredictor(Protocol):
     """
 
     api: ClassVar[int]
-    refresh: ClassVar[int | None]
-
-    def predict(self, job: RequestView, ids: Sequence[int]) -> float:
-        """The number of generated tokens in all, given the ids of prompt and generated text so far."""
-        ...
-
-    def observe(self, job: RequestView, length: int) -> None:
-        """Learn from a job that has ended after `length` generated tokens."""
-        ...

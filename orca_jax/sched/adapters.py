@@ -3,9 +3,9 @@
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
-from orca_jax.errors import RequestError
-from orca_jax.request import Adapter
-from orca_jax.step import SlotWrite
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Adapter
+from orca_jax.values.step import SlotWrite
 
 
 class AdapterSlots:
@@ -28,7 +28,8 @@ class AdapterSlots:
         self._named: dict[str, Adapter] = {}
         self._free = list(range(num_slots, 0, -1))
         self._slot_of: dict[str, int] = {}  # by the adapter's key
-        self._idle: OrderedDict[str, None] = OrderedDict()  # keys in slots without pins, oldest first
+        # keys in slots without pins, oldest first
+        self._idle: OrderedDict[str, None] = OrderedDict()
         self._pins: Counter[str] = Counter()
         self._users: Counter[str] = Counter()  # live requests by key
         self._live: Counter[str] = Counter()  # live requests by name
@@ -58,12 +59,16 @@ class AdapterSlots:
             RequestError: the name is taken, or there are too many adapters.
         """
         if not self.num_slots:
-            raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
+            raise RequestError(
+                "this engine has no adapters; start it with enable_lora", param="lora_name"
+            )
         if adapter.name in self._named:
             message = f"the adapter {adapter.name!r} is loaded already; unload it first, or choose another name"
             raise RequestError(message, param="lora_name")
         if len(self._named) == self.most:
-            message = f"{self.most} adapters are loaded; unload one, or start with a larger max_cpu_loras"
+            message = (
+                f"{self.most} adapters are loaded; unload one, or start with a larger max_cpu_loras"
+            )
             raise RequestError(message, param="lora_name")
         self._named[adapter.name] = adapter
         self.unused.discard(adapter.key)
@@ -123,26 +128,34 @@ class AdapterSlots:
 
     def take_writes(self) -> tuple[SlotWrite, ...]:
         """The slots to be written before the next iteration."""
-        writes, self.writes = self.writes, []
+        writes = self.writes
+        self.writes = []
         return tuple(writes)
 
     def take_unused(self) -> set[str]:
         """Keys of adapters that no plan will name any more."""
-        unused, self.unused = self.unused, set()
+        unused = self.unused
+        self.unused = set()
         return unused
 
     def check_integrity(self) -> None:
         """Assert that no slot is lost or held twice. Raises AssertionError."""
         held = [*self._slot_of.values(), *self._free]
-        assert sorted(held) == list(range(1, self.num_slots + 1)), f"slots are lost or held twice: {held}"
+        assert sorted(held) == list(range(1, self.num_slots + 1)), (
+            f"slots are lost or held twice: {held}"
+        )
         assert set(self._idle) | set(self._pins) == set(self._slot_of), "pins and slots differ"
         assert not set(self._idle) & set(self._pins), "an adapter is pinned and idle"
-        assert all(self._users[key] >= number for key, number in self._pins.items()), "a pin without a request"
+        assert all(self._users[key] >= number for key, number in self._pins.items()), (
+            "a pin without a request"
+        )
 
     def _take(self) -> int:
         if self._free:
             return self._free.pop()
-        assert self._idle, f"all {self.num_slots} slots are pinned: the scheduler admitted too many adapters"
+        assert self._idle, (
+            f"all {self.num_slots} slots are pinned: the scheduler admitted too many adapters"
+        )
         key, _ = self._idle.popitem(last=False)
         return self._slot_of.pop(key)
 

@@ -5,9 +5,9 @@ A grammar is passed in as a further constraint.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from orca_jax.errors import RequestError
-from orca_jax.request import Constraint, SamplingParams, TokenSet, token_set
 from orca_jax.sched.kv import KVManager
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Constraint, SamplingParams, TokenSet, token_set
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -19,7 +19,10 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
         raise RequestError(f"prompt ids must be integers, got {wrong!r}", param="prompt")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
         wrong = next(token for token in prompt_ids if not 0 <= token < vocab_size)
-        raise RequestError(f"prompt id {wrong} is outside the model's vocabulary of {vocab_size} ids", param="prompt")
+        raise RequestError(
+            f"prompt id {wrong} is outside the model's vocabulary of {vocab_size} ids",
+            param="prompt",
+        )
 
 
 def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KVManager) -> None:
@@ -76,19 +79,25 @@ def check_params(params: SamplingParams, constraint: Constraint | None, vocab_si
         message = f"n must be 1 for the engine, got {params.n}; LLM and the server add a request for each candidate"
         raise RequestError(message, param="n")
     if params.structured is not None and constraint is None:
-        _refuse("structured", "give its constraint along with the request; LLM and the server compile it")
+        _refuse(
+            "structured",
+            "give its constraint along with the request; LLM and the server compile it",
+        )
 
 
 def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
     for token_id in ids:
         if token_id >= vocab_size:
             raise RequestError(
-                f"{param}: id {token_id} is outside the model's vocabulary of {vocab_size} ids", param=param
+                f"{param}: id {token_id} is outside the model's vocabulary of {vocab_size} ids",
+                param=param,
             )
 
 
 def _refuse(param: str, remedy: str) -> None:
-    raise RequestError(f"{param} is about text, and the engine has token ids only; {remedy}", param=param)
+    raise RequestError(
+        f"{param} is about text, and the engine has token ids only; {remedy}", param=param
+    )
 
 
 def all_tokens(vocab_size: int) -> TokenSet:
@@ -97,7 +106,10 @@ def all_tokens(vocab_size: int) -> TokenSet:
 
 
 def build_constraint(
-    params: SamplingParams, end_ids: Collection[int], vocab_size: int, outer: Constraint | None = None
+    params: SamplingParams,
+    end_ids: Collection[int],
+    vocab_size: int,
+    outer: Constraint | None = None,
 ) -> Constraint | None:
     """Combine `outer` and the constraints of all parameters; returns None if they allow every id.
 
@@ -116,14 +128,18 @@ def build_constraint(
     if params.min_tokens and end_ids:
         parts.append(MinTokens(params.min_tokens, everything & ~token_set(end_ids)))
     if len(parts) <= 1:
-        return parts[0] if parts else None
+        if parts:
+            return parts[0]
+        return None
     return AllOf(parts)
 
 
 def after(constraint: Constraint, token_id: int) -> Constraint | None:
     """Advance a constraint by a generated id; returns the constraint, or None if it forbids nothing from now on."""
     constraint.accept(token_id)
-    return None if isinstance(constraint, MinTokens | AllOf) and constraint.is_over else constraint
+    if isinstance(constraint, MinTokens | AllOf) and constraint.is_over:
+        return None
+    return constraint
 
 
 class AllowedTokens:

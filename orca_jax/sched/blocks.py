@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from operator import add, gt, sub
 from typing import Protocol, Self
 
-from orca_jax.cache_spec import LayerGroup
-from orca_jax.errors import ConfigError
+from orca_jax.values.cache_spec import LayerGroup, ceil_div
+from orca_jax.values.errors import ConfigError
 
 BlockName = tuple[int, bytes]
 """The name of a block in the prefix cache: its group, and the digest of its content and of all content before."""
@@ -30,8 +30,10 @@ class BlockPool:
         self._forget = forget
         # A stack with the smallest index on top: the block used last is reused first, while it is warm.
         self._free = list(reversed(range(num_blocks)))
-        self._kept: OrderedDict[int, None] = OrderedDict()  # without holders, but named; oldest first
-        self._behind: OrderedDict[int, None] = OrderedDict()  # likewise, and behind the window of their last holder
+        # without holders, but named; oldest first
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        # likewise, and behind the window of their last holder
+        self._behind: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._names: dict[int, BlockName] = {}
 
@@ -89,7 +91,9 @@ class BlockPool:
 
     def give_name(self, block: int, name: BlockName) -> None:
         """Give a name to a held block without one; it is kept when it has no holder any more."""
-        assert self._holders[block] and block not in self._names, f"block {block} has no holder, or has a name"
+        assert self._holders[block] and block not in self._names, (
+            f"block {block} has no holder, or has a name"
+        )
         self._names[block] = name
 
     def take_name(self, block: int) -> None:
@@ -110,7 +114,9 @@ class BlockPool:
             "free and held are not all blocks"
         )
         assert all(block in self._names for block in kept), "a block is kept and has no name"
-        assert not any(block in self._names for block in self._free), "a block is free and has a name"
+        assert not any(block in self._names for block in self._free), (
+            "a block is free and has a name"
+        )
 
 
 class BlockCount(Protocol):
@@ -151,12 +157,16 @@ class PoolCounts:
         return any(map(gt, self.by_pool, self._same(other)))
 
     def _same(self, other: "PoolCounts | int") -> tuple[int, ...]:
-        return (other,) * len(self.by_pool) if isinstance(other, int) else other.by_pool
+        if isinstance(other, int):
+            return (other,) * len(self.by_pool)
+        return other.by_pool
 
 
 def count_of(by_pool: Sequence[int]) -> BlockCount:
     """The value for these numbers."""
-    return by_pool[0] if len(by_pool) == 1 else PoolCounts(tuple(by_pool))
+    if len(by_pool) == 1:
+        return by_pool[0]
+    return PoolCounts(tuple(by_pool))
 
 
 def by_pool(count: BlockCount) -> tuple[int, ...]:
@@ -174,23 +184,29 @@ def not_below_zero(count: BlockCount) -> BlockCount:
     return count_of([max(0, number) for number in by_pool(count)])
 
 
-def most_slots(groups: Sequence[LayerGroup], num_blocks: Sequence[int], page_size: int, num_rows: int) -> int:
+def most_slots(
+    groups: Sequence[LayerGroup], num_blocks: Sequence[int], page_size: int, num_rows: int
+) -> int:
     """The largest `n_slots` that these blocks cover; below 1 if there is none."""
-    slots = [
-        number * page_size // sum(group.pool == pool for group in groups) for pool, number in enumerate(num_blocks)
-    ]
+    num_groups = Counter([group.pool for group in groups])
+    slots = [number * page_size // num_groups[pool] for pool, number in enumerate(num_blocks)]
     return min(slots) - num_rows * (page_size - 1)
 
 
 def check_covered(
-    groups: Sequence[LayerGroup], num_blocks: Sequence[int], page_size: int, num_rows: int, n_slots: int
+    groups: Sequence[LayerGroup],
+    num_blocks: Sequence[int],
+    page_size: int,
+    num_rows: int,
+    n_slots: int,
 ) -> None:
     """Raise ConfigError unless blocks cover every reservation of slots."""
-    covered, waste = most_slots(groups, num_blocks, page_size, num_rows), num_rows * (page_size - 1)
+    covered = most_slots(groups, num_blocks, page_size, num_rows)
+    waste = num_rows * (page_size - 1)
     if n_slots <= covered:
         return
     in_pool = sum(group.pool == 0 for group in groups)
-    remedy = f"raise num_pages to {-(-in_pool * (n_slots + waste) // page_size)}"
+    remedy = f"raise num_pages to {ceil_div(in_pool * (n_slots + waste), page_size)}"
     if covered > 0:
         remedy = f"lower n_slots to at most {covered} or {remedy}"
     raise ConfigError(

@@ -6,7 +6,7 @@ running request for its next token. Nothing is reserved: when blocks run out, th
 and compute their tokens again later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Self
 
@@ -17,6 +17,7 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
+from orca_jax.values.cache_spec import ceil_div
 
 
 @dataclass(eq=False)
@@ -33,16 +34,21 @@ class ChunkedScheduler:
     more than an equal share of the requests, so that every stage has work.
 
     Args:
-        max_bs: the largest number of requests in an iteration. `max_bs * num_stages` of them may run.
+        max_bs: the largest number of requests in an iteration.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
         n_workers: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on
             the others.
         watermark: blocks to keep free when a request is admitted beside others, for their next tokens.
         num_stages: devices in the pipeline.
+        num_rows: the most requests that may run; 0: `max_bs` for each stage.
+        awaits_chosen: True if a request waits for an equal prompt that is chosen in the same selection. Policies from
+            outside choose both, since they see prompts that are being computed, and not those of their own decision.
     """
 
-    traits: ClassVar[Traits] = Traits(shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True)
+    traits: ClassVar[Traits] = Traits(
+        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True
+    )
 
     max_bs: int
     token_budget: int
@@ -51,6 +57,17 @@ class ChunkedScheduler:
     n_workers: int = 1
     watermark: BlockCount = 0
     num_stages: int = 1
+    num_rows: int = 0
+    awaits_chosen: bool = True
+
+    def __post_init__(self) -> None:
+        self.num_rows = self.num_rows or self.max_bs * self.num_stages
+        self.order_by(self.ordering)
+
+    def order_by(self, ordering: Ordering) -> None:
+        """Select by another ordering from now on."""
+        self.ordering = ordering
+        self.queue = ordering.queue()
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
@@ -65,50 +82,84 @@ class ChunkedScheduler:
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Running requests first, increments before chunks of prompts; then newcomers, unless one lacks blocks."""
-        draft = _SelectionBuilder(
-            kv, self.ordering, self.token_budget, kv.num_free_blocks, kv.no_blocks, self.max_bs, self._share(pool)
-        )
-        running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
+        draft = self.draft(pool, kv)
+        running = live(self.queue.running(pool))
+        increments = []
         chunks = []
-        for request in self._able(running, pool):
+        for request in self.able(running, pool):
             num_left = request.num_left
             if num_left == 1:
-                draft.resume(request, 1, running)
+                increments.append(request)
             elif num_left:
                 chunks.append(request)
+        if not draft.resume_all(increments):
+            for request in increments:
+                draft.resume(request, 1, running)
+        if chunks:
+            draft.count_blocks()
         for request in chunks:
             draft.resume(request, request.num_left, running)
-        num_rows = min(self.max_bs * self.num_stages - len(pool.running), kv.num_free_rows)
+        num_rows = self.free_rows(pool, kv)
         admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows, running)
         num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
         held = draft.held(num_rows - admitted) if num_waiting else None
         return Selection(draft.choices, draft.preempted, held)
 
+    def draft(self, pool: RequestPool, kv: KVManager) -> "SelectionDraft":
+        """An empty selection, with the limits of an iteration."""
+        return SelectionDraft(
+            kv,
+            self.ordering.charge,
+            self.token_budget,
+            kv.num_free_blocks,
+            self.max_bs,
+            self._share(pool),
+            left=kv.no_blocks,
+            taken=kv.no_blocks,
+        )
+
     def may_return(self, request: Request) -> bool:
         """Always true: a token is delivered as soon as its iteration has returned."""
         return True
 
-    def _able(self, running: Sequence[Request], pool: RequestPool) -> Sequence[Request]:
+    def able(self, running: Sequence[Request], pool: RequestPool) -> Sequence[Request]:
         """The running requests without a token on its way through the stages."""
         if self.num_stages == 1:
             return running
         last = pool.num_plans - self.num_stages
-        return [request for request in running if not request.num_pending or request.drawn_in <= last]
+        return [
+            request for request in running if not request.num_pending or request.drawn_in <= last
+        ]
 
     def _share(self, pool: RequestPool) -> int:
         """The requests that may run, divided by the stages."""
-        num_live = min(len(pool), self.max_bs * self.num_stages)
-        return -(-num_live // self.num_stages)
+        return ceil_div(min(len(pool), self.num_rows), self.num_stages)
 
-    def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int, running: Sequence[Request]) -> int:
+    def free_rows(self, pool: RequestPool, kv: KVManager) -> int:
+        """The waiting requests that may get a row."""
+        return min(self.num_rows - len(pool.running), kv.num_free_rows)
+
+    def _admit(
+        self,
+        pool: RequestPool,
+        draft: "SelectionDraft",
+        num_rows: int,
+        running: Sequence[Request],
+    ) -> int:
         """Choose waiting requests as far as rows, budget and blocks beside `running` reach; returns their number."""
         if num_rows <= 0 or not draft.budget or len(pool) == len(pool.running):
             return 0
-        kv, reuse = draft.kv, pool.reuse
-        to_come = [kv.to_come(request.row, request.num_computed, request.num_tokens) for request in running]
+        draft.count_blocks()
+        kv = draft.kv
+        reuse = pool.reuse
+        to_come = [
+            kv.to_come(request.row, request.num_computed, request.num_tokens) for request in running
+        ]
         spare = draft.free - draft.left - not_below_zero(sum(to_come, kv.no_blocks) - draft.taken)
-        admitted, has_slot, prompts = 0, pool.newcomers(), set[bytes]()
-        for request in self.ordering.waiting(pool):
+        admitted = 0
+        has_slot = pool.newcomers()
+        prompts = set[bytes]()
+        for request in self.queue.waiting(pool):
             if admitted == num_rows or not draft.budget:
                 break
             if reuse is not None and reuse.awaits_prompt(request, prompts):
@@ -127,31 +178,53 @@ class ChunkedScheduler:
                 break  # for the same reason
             left = request.num_tokens - hit.num_tokens
             draft.choose(request, left, draft.chunk(request, left, hit.num_tokens), blocks, hit)
-            if reuse is not None and left > reuse.most_computed:
+            if reuse is not None and self.awaits_chosen and left > reuse.most_computed:
                 prompts.add(reuse.digest_of_prompt(request))
             spare -= blocks
             admitted += 1
         return admitted
 
 
+def live(requests: Iterable[Request]) -> list[Request]:
+    """The requests that have not ended."""
+    return [request for request in requests if not (request.finish_reason or request.aborted)]
+
+
 @dataclass(slots=True)
-class _SelectionBuilder:
-    """A selection under construction, with the tokens and blocks left for it."""
+class SelectionDraft:
+    """A selection under construction.
+
+    Attributes:
+        kv: rows and blocks.
+        charge: counts the tokens of every choice, if the order needs it.
+        budget: tokens left.
+        free: blocks left, those that the choices give back included.
+        max_bs: the most choices.
+        most_draws: the most requests with a token drawn.
+        left: of `free`, blocks that the choices give back.
+        taken: blocks that the choices will take.
+        num_draws: choices with a token drawn.
+        is_short: a request could not get the blocks for its tokens.
+        is_awaiting_prompt: a waiting request has the prompt of one that is being computed.
+        is_out_of_slots: the first waiting request could not get a slot for its adapter.
+    """
 
     kv: KVManager
-    ordering: Ordering  # counts every choice
-    budget: int  # tokens left
-    free: BlockCount  # blocks left, those that the choices give back included
-    left: BlockCount  # of these, blocks that they give back
+    charge: Callable[[Request, int], None] | None
+    budget: int
+    free: BlockCount
     max_bs: int
-    most_draws: int  # requests with a token drawn
-    taken: BlockCount = 0  # blocks that the choices will take
+    most_draws: int
+    left: BlockCount
+    taken: BlockCount
     num_draws: int = 0
     choices: list[Choice] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    is_short: bool = False  # a request could not get the blocks for its tokens
-    is_awaiting_prompt: bool = False  # a waiting request has the prompt of one that is being computed
-    is_out_of_slots: bool = False  # the first waiting request could not get a slot for its adapter
+    is_short: bool = False
+    is_awaiting_prompt: bool = False
+    is_out_of_slots: bool = False
+    # choices whose blocks are still free here
+    _uncounted: Sequence[Request] = ()
 
     def may_take(self, num_left: int) -> bool:
         """True if there is a place for a request with so many tokens left, or for a chunk of them."""
@@ -161,33 +234,80 @@ class _SelectionBuilder:
 
     def chunk(self, request: Request, num_left: int, start: int) -> int:
         """The next tokens of a request: all that are left, within the budget and up to a border of states."""
-        size, states = min(num_left, self.budget), self.kv.states
-        return size if states is None else states.chunk(request.row, start, size, len(request.prompt_ids))
+        size = min(num_left, self.budget)
+        states = self.kv.states
+        if states is None:
+            return size
+        return states.chunk(request.row, start, size, len(request.prompt_ids))
 
-    def choose(self, request: Request, num_left: int, num_tokens: int, blocks: BlockCount, hit: Hit = NO_HIT) -> None:
-        self.choices.append(tuple.__new__(Choice, (request, num_tokens, (), hit)))  # quick: no default values
+    def choose(
+        self,
+        request: Request,
+        num_left: int,
+        num_tokens: int,
+        blocks: BlockCount,
+        hit: Hit = NO_HIT,
+    ) -> None:
+        """Add a request with so many of its tokens, which take these blocks."""
+        # quick: no default values
+        self.choices.append(tuple.__new__(Choice, (request, num_tokens, (), hit)))
         self.num_draws += num_tokens == num_left
-        self.ordering.charge(request, num_tokens)
+        if self.charge is not None:
+            self.charge(request, num_tokens)
         self.budget -= num_tokens
         self.free -= blocks
         self.taken += blocks
 
-    def fitting(self, request: Request, hit: Hit, spare: BlockCount) -> tuple[Hit, BlockCount | None]:
+    def resume_all(self, increments: Sequence[Request]) -> bool:
+        """Begin with these running requests, a token of each, if that is possible without a look at their blocks."""
+        count = len(increments)
+        most = min(self.max_bs, self.most_draws, self.budget)
+        if count > most or self.kv.has_windows or count * self.kv.of_page > self.free:
+            return False
+        # quick: no default values
+        self.choices = [tuple.__new__(Choice, (each, 1, (), NO_HIT)) for each in increments]
+        self._uncounted = increments
+        self.num_draws = count
+        self.budget -= count
+        if self.charge is not None:
+            for request in increments:
+                self.charge(request, 1)
+        return True
+
+    def count_blocks(self) -> None:
+        """Take the blocks of `resume_all`, which few selections need to know."""
+        kv = self.kv
+        new = kv.no_blocks
+        for request in self._uncounted:
+            assert request.row is not None, f"{request.request_id} does not run"
+            new += kv.lacking(request.row, request.num_computed + 1)
+        self._uncounted = ()
+        self.free -= new
+        self.taken += new
+
+    def fitting(
+        self, request: Request, hit: Hit, spare: BlockCount
+    ) -> tuple[Hit, BlockCount | None]:
         """The hit and the blocks for a waiting request; without the copy if its source has no room. None: no room."""
         blocks = self.kv.needed(hit, request.num_tokens)
         if hit.sources and blocks > spare:
             hit = hit.without_copy(self.kv.page_size)
             blocks = self.kv.needed(hit, request.num_tokens)
-        return hit, None if blocks > spare else blocks
+        if blocks > spare:
+            return hit, None
+        return hit, blocks
 
     def resume(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
         """Choose a running request for as many tokens as budget and blocks allow; preempt less urgent ones."""
         if not self.may_take(num_left) or request in self.preempted:
             return
-        kv, row, start = self.kv, request.row, request.num_computed
+        kv = self.kv
+        row = request.row
+        start = request.num_computed
         assert row is not None, f"{request.request_id} does not run"
         size = 1 if num_left == 1 else self.chunk(request, num_left, start)
-        free, left = self.free, None
+        free = self.free
+        left = None
         if kv.has_windows:
             left = kv.behind(row, start)
             free += left
@@ -204,7 +324,9 @@ class _SelectionBuilder:
             self._preempt(victim)
             if victim is request:
                 return
-            free = self.free if left is None else self.free + left
+            free = self.free
+            if left is not None:
+                free += left
         self.choose(request, num_left, size, blocks)
         if left is not None:
             self.free += left
@@ -218,7 +340,9 @@ class _SelectionBuilder:
             return "adapters"
         if self.is_awaiting_prompt:
             return "prompt"
-        return "pages" if self.budget else "budget"
+        if self.budget:
+            return "pages"
+        return "budget"
 
     def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
         """The request to preempt for `request`: the least urgent one not chosen yet, possibly `request` itself.
@@ -229,7 +353,9 @@ class _SelectionBuilder:
         chosen = {choice.request.request_id for choice in self.choices}
         for other in reversed(running):
             if other is request:
-                return request if self.choices and request is not running[0] else None
+                if self.choices and request is not running[0]:
+                    return request
+                return None
             if other.request_id not in chosen and other not in self.preempted:
                 return other
         return None

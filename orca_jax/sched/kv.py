@@ -1,13 +1,14 @@
 """Ownership of rows, reserved slots and blocks."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
-from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, sums_by_pool
-from orca_jax.errors import ConfigError
 from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
 from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
 from orca_jax.sched.states import States
+from orca_jax.values.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, ceil_div, sums_by_pool
+from orca_jax.values.errors import ConfigError
 
 _NO_BLOCKS: tuple[Sequence[int], ...] = ()
 
@@ -62,7 +63,8 @@ class KVManager:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
-        num_groups = [sum(group.pool == pool for group in groups) for pool in range(len(num_blocks))]
+        of_pools = Counter([group.pool for group in groups])
+        num_groups = [of_pools[pool] for pool in range(len(num_blocks))]
         if n_slots is not None:
             check_covered(groups, num_blocks, page_size, num_rows, n_slots)
         self.num_blocks = tuple(num_blocks)
@@ -72,20 +74,26 @@ class KVManager:
         self.groups = tuple(groups)
         self._longest = longest
         self._num_drafts = num_drafts
-        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
+        self._windows = [
+            (index, group) for index, group in enumerate(groups) if group.window is not None
+        ]
         self.has_windows = bool(self._windows)
         self.of_page = count_of(num_groups)  # blocks of one page of a row, in all groups
         self.no_blocks = count_of([0] * len(num_blocks))
         self.reserved_slots = self.no_blocks  # [n_rsrv]
         self._free_rows = list(reversed(range(num_rows)))
-        self._pools = [BlockPool(number, lambda name: self.prefixes.taken(name)) for number in num_blocks]
+        self._pools = [
+            BlockPool(number, lambda name: self.prefixes.taken(name)) for number in num_blocks
+        ]
         self._pool_of = [self._pools[group.pool] for group in groups]
         self.states = States(num_states, num_rows, page_size) if num_states else None
         self.prefixes = PrefixCache(self._pool_of, groups, page_size, self.states)
         self._held = [False] * num_rows
         self._slots_of_row: list[tuple[int, ...]] = [()] * num_rows  # by group
         self._num_pages = [0] * num_rows  # entries of a row's list in each group
-        self._blocks_of_row: list[tuple[list[int], ...]] = [self._no_lists() for _ in range(num_rows)]
+        self._blocks_of_row: list[tuple[list[int], ...]] = [
+            self._no_lists() for _ in range(num_rows)
+        ]
         self._first = [[0] * len(groups) for _ in range(num_rows)]  # entries before these were left
         self._leaves_at = [self._next_leave([0] * len(groups))] * num_rows  # by the start of a plan
         # What the demand of all running requests may reach: slots with reservations, else blocks.
@@ -95,7 +103,9 @@ class KVManager:
     def num_free_blocks(self) -> BlockCount:
         """Blocks without a holder, blocks in the prefix cache included."""
         pools = self._pools
-        return pools[0].num_free if len(pools) == 1 else count_of([pool.num_free for pool in pools])
+        if len(pools) == 1:
+            return pools[0].num_free
+        return count_of([pool.num_free for pool in pools])
 
     @property
     def has_reservations(self) -> bool:
@@ -129,7 +139,9 @@ class KVManager:
         """
         if self.n_slots is None:
             return self._blocks(max_total)
-        return self._sum(self._slots(num_prompt, max_total)) if self._windows else max_total * self.of_page
+        if self._windows:
+            return self._sum(self._slots(num_prompt, max_total))
+        return max_total * self.of_page
 
     def blocks_by_group(self, num_tokens: int) -> Sequence[int]:
         """The most blocks that a request of so many tokens holds at once in each group, without reservations."""
@@ -138,17 +150,16 @@ class KVManager:
 
     def num_fitting(self, num_prompt: int, max_total: int) -> int:
         """The number of requests of this size that fit together."""
-        demands = [
-            (self._blocks(max_total), count_of(self.num_blocks)),
-            (self.demand(num_prompt, max_total), self.capacity),
-        ]
-        return min(
-            [most // each for one, all in demands for each, most in zip(by_pool(one), by_pool(all), strict=True)]
-        )
+        in_blocks = by_pool(self._blocks(max_total))
+        in_slots = by_pool(self.demand(num_prompt, max_total))
+        most = (*self.num_blocks, *by_pool(self.capacity))
+        return min([all // one for one, all in zip((*in_blocks, *in_slots), most, strict=True)])
 
     def acquire_row(self) -> int:
         """Take a free row."""
-        assert self._free_rows, f"all {self.num_rows} rows are held: the scheduler admitted too many requests"
+        assert self._free_rows, (
+            f"all {self.num_rows} rows are held: the scheduler admitted too many requests"
+        )
         row = self._free_rows.pop()
         self._held[row] = True
         return row
@@ -156,7 +167,9 @@ class KVManager:
     def release_row(self, row: int) -> None:
         """Release a row, after its slots and blocks."""
         assert self._held[row], f"row {row} is not held"
-        assert not self._slots_of_row[row], f"row {row} still reserves {self._slots_of_row[row]} slots"
+        assert not self._slots_of_row[row], (
+            f"row {row} still reserves {self._slots_of_row[row]} slots"
+        )
         assert not self._num_pages[row], f"row {row} still holds blocks"
         self._held[row] = False
         self._free_rows.append(row)
@@ -167,7 +180,9 @@ class KVManager:
         assert not self._slots_of_row[row], f"row {row} has reserved already"
         assert self.n_slots is not None, "this cache allocates on demand"
         reserved = self.reserved_slots + self.demand(num_prompt, max_total)
-        assert not reserved > self.capacity, f"{max_total} more slots than n_slots={self.n_slots} allows"
+        assert not reserved > self.capacity, (
+            f"{max_total} more slots than n_slots={self.n_slots} allows"
+        )
         self._slots_of_row[row] = self._slots(num_prompt, max_total)
         self.reserved_slots = reserved
 
@@ -179,7 +194,9 @@ class KVManager:
 
     def slots_of(self, row: int) -> BlockCount:
         """The slots reserved by a row."""
-        return self._sum(self._slots_of_row[row]) if self._slots_of_row[row] else self.no_blocks
+        if self._slots_of_row[row]:
+            return self._sum(self._slots_of_row[row])
+        return self.no_blocks
 
     def blocks_of(self, row: int) -> Sequence[Sequence[int]]:
         """Blocks of a row by group, in the order of its tokens; the next `allocate` may extend this view."""
@@ -191,8 +208,10 @@ class KVManager:
 
     def lacking(self, row: int, num_tokens: int) -> BlockCount:
         """Blocks to allocate until a row can hold `num_tokens` tokens in all."""
-        pages = -(-num_tokens // self.page_size) - self._num_pages[row]
-        return pages * self.of_page if pages > 0 else self.no_blocks
+        pages = ceil_div(num_tokens, self.page_size) - self._num_pages[row]
+        if pages > 0:
+            return pages * self.of_page
+        return self.no_blocks
 
     def behind(self, row: int, start: int) -> BlockCount:
         """Blocks that are free after `leave` with these arguments."""
@@ -200,25 +219,35 @@ class KVManager:
             return self.no_blocks  # nearly always
         counts = [0] * len(self._pools)
         for group, layers in self._windows:
-            old, first = self._first[row][group], self._first_page(layers, row, start)
+            old = self._first[row][group]
+            first = self._first_page(layers, row, start)
             if first > old:
-                counts[layers.pool] += self._pool_of[group].num_held_once(self._blocks_of_row[row][group][old:first])
+                counts[layers.pool] += self._pool_of[group].num_held_once(
+                    self._blocks_of_row[row][group][old:first]
+                )
         return count_of(counts)
 
     def room(self, row: int, free: BlockCount) -> int:
         """Tokens in all that a row can hold with `free` blocks more."""
-        pages = min([number // each for number, each in zip(by_pool(free), by_pool(self.of_page), strict=True)])
+        pages = min(
+            [
+                number // each
+                for number, each in zip(by_pool(free), by_pool(self.of_page), strict=True)
+            ]
+        )
         return (self._num_pages[row] + pages) * self.page_size
 
     def to_come(self, row: int | None, start: int, num_tokens: int) -> BlockCount:
         """Blocks that a row allocates at most, beside its own, until it has computed up to `num_tokens`."""
         assert row is not None, "no row"
-        pages = -(-num_tokens // self.page_size) - self._num_pages[row]
+        pages = ceil_div(num_tokens, self.page_size) - self._num_pages[row]
         if pages <= 0:
             return self.no_blocks
         if not self._windows:
             return pages * self.of_page
-        return self._beside([self._num_pages[row] - each for each in self._first[row]], start, num_tokens)
+        return self._beside(
+            [self._num_pages[row] - each for each in self._first[row]], start, num_tokens
+        )
 
     def needed(self, hit: Hit, num_tokens: int) -> BlockCount:
         """Free blocks that a new row with this hit takes until it has computed up to `num_tokens`.
@@ -226,19 +255,22 @@ class KVManager:
         These are blocks to allocate, kept blocks to share, and kept sources of copies.
         """
         if hit is NO_HIT and not self._windows:
-            return -(-num_tokens // self.page_size) * self.of_page
-        kept, held = [0] * len(self._pools), [0] * len(self.groups)
+            return ceil_div(num_tokens, self.page_size) * self.of_page
+        kept = [0] * len(self._pools)
+        held = [0] * len(self.groups)
         for group, layers in enumerate(self.groups if hit.num_tokens else ()):
             # With a copy the row begins behind the full pages: it leaves those that its first token does not read.
             blocks = hit.blocks[group][layers.first_needed(hit.num_tokens) // self.page_size :]
             held[group] = len(blocks)
-            kept[layers.pool] += self._pool_of[group].num_kept([*blocks, *hit.sources[group : group + 1]])
+            kept[layers.pool] += self._pool_of[group].num_kept(
+                [*blocks, *hit.sources[group : group + 1]]
+            )
         return count_of(kept) + self._beside(held, hit.num_tokens, num_tokens)
 
     def allocate(self, row: int, num_tokens: int) -> Sequence[Sequence[int]]:
         """Allocate blocks until a row can hold `num_tokens` tokens; returns the new ones by group, usually ()."""
         num_old = self._num_pages[row]
-        lacking = -(-num_tokens // self.page_size) - num_old
+        lacking = ceil_div(num_tokens, self.page_size) - num_old
         if lacking <= 0:
             return _NO_BLOCKS
         if self.n_slots is not None:
@@ -256,7 +288,8 @@ class KVManager:
     def leave(self, row: int, start: int) -> None:
         """Give back the blocks that no token from position `start` on reads."""
         for group, layers in self._windows:
-            old, first = self._first[row][group], self._first_page(layers, row, start)
+            old = self._first[row][group]
+            first = self._first_page(layers, row, start)
             if first > old:
                 blocks = self._blocks_of_row[row][group]
                 self._pool_of[group].give_back(blocks[old:first], is_behind=True)
@@ -266,7 +299,9 @@ class KVManager:
 
     def free(self, row: int) -> None:
         """Free all blocks of a row. Requests still find blocks in the prefix cache."""
-        for pool, blocks, first in zip(self._pool_of, self._blocks_of_row[row], self._first[row], strict=True):
+        for pool, blocks, first in zip(
+            self._pool_of, self._blocks_of_row[row], self._first[row], strict=True
+        ):
             pool.give_back(blocks[first:] if first else blocks)
         self._blocks_of_row[row] = self._no_lists()
         self._num_pages[row] = 0
@@ -320,18 +355,32 @@ class KVManager:
             AssertionError: the message names the inconsistency.
         """
         free_rows = sorted(self._free_rows)
-        assert free_rows == [row for row in range(self.num_rows) if not self._held[row]], "free and held rows differ"
+        assert free_rows == [row for row in range(self.num_rows) if not self._held[row]], (
+            "free and held rows differ"
+        )
         for row in free_rows:
-            assert not any(self._blocks_of_row[row]), f"free row {row} holds blocks {self._blocks_of_row[row]}"
-            assert not self._slots_of_row[row], f"free row {row} reserves {self._slots_of_row[row]} slots"
+            assert not any(self._blocks_of_row[row]), (
+                f"free row {row} holds blocks {self._blocks_of_row[row]}"
+            )
+            assert not self._slots_of_row[row], (
+                f"free row {row} reserves {self._slots_of_row[row]} slots"
+            )
         held: list[list[int]] = [[] for _ in self._pools]
         for row, lists in enumerate(self._blocks_of_row):
             own: list[list[int]] = [[] for _ in self._pools]
             for group, blocks in enumerate(lists):
                 first = self._first[row][group]
-                assert len(blocks) == self._num_pages[row], f"row {row} has lists of different lengths"
-                assert blocks[:first] == [NO_BLOCK] * first and NO_BLOCK not in blocks[first:], f"row {row}: {blocks}"
-                most = -(-self._slots_of_row[row][group] // self.page_size) if self._slots_of_row[row] else 0
+                assert len(blocks) == self._num_pages[row], (
+                    f"row {row} has lists of different lengths"
+                )
+                assert blocks[:first] == [NO_BLOCK] * first and NO_BLOCK not in blocks[first:], (
+                    f"row {row}: {blocks}"
+                )
+                most = (
+                    ceil_div(self._slots_of_row[row][group], self.page_size)
+                    if self._slots_of_row[row]
+                    else 0
+                )
                 assert not self.has_reservations or len(blocks) - first <= most, (
                     f"row {row} holds {len(blocks) - first} blocks, and its reservation covers {most}"
                 )
@@ -343,7 +392,9 @@ class KVManager:
             self._pools[pool].check_integrity(each)
         self.prefixes.check_integrity()
         total = sum([self.slots_of(row) for row in range(self.num_rows)], self.no_blocks)
-        assert self.reserved_slots == total, f"reserved_slots is {self.reserved_slots}, the rows' sum is {total}"
+        assert self.reserved_slots == total, (
+            f"reserved_slots is {self.reserved_slots}, the rows' sum is {total}"
+        )
         assert not self.has_reservations or not self.reserved_slots > self.capacity, (
             f"{self.reserved_slots} of {self.capacity} slots are reserved"
         )
@@ -358,7 +409,7 @@ class KVManager:
     def _blocks(self, num_tokens: int) -> BlockCount:
         """The most blocks that a request of so many tokens holds at once, without reservations."""
         if not self._windows:
-            return -(-num_tokens // self.page_size) * self.of_page
+            return ceil_div(num_tokens, self.page_size) * self.of_page
         return self._sum(self.blocks_by_group(num_tokens))
 
     def _slots(self, num_prompt: int, max_total: int) -> tuple[int, ...]:
@@ -369,22 +420,35 @@ class KVManager:
         """
         slots = []
         for group in self.groups:
-            needed = max_total if group.window is None else max(num_prompt, group.window + 1 + self._num_drafts)
+            needed = (
+                max_total
+                if group.window is None
+                else max(num_prompt, group.window + 1 + self._num_drafts)
+            )
             slots.append(min(max_total, needed + self.page_size))
         return tuple(slots)
 
     def _beside(self, held: Sequence[int], start: int, num_tokens: int) -> BlockCount:
         """Blocks of a row at its peak, from position `start` to `num_tokens`, beside the blocks held in each group."""
-        longest, size, most = self._longest or num_tokens, self.page_size, []
+        longest = self._longest or num_tokens
+        size = self.page_size
+        most = []
         for group, number in zip(self.groups, held, strict=True):
-            pages = -(-num_tokens // size) - group.first_needed(start) // size
-            peak = pages if group.window is None else min(pages, group.most_blocks(num_tokens, longest, size))
+            pages = ceil_div(num_tokens, size) - group.first_needed(start) // size
+            peak = (
+                pages
+                if group.window is None
+                else min(pages, group.most_blocks(num_tokens, longest, size))
+            )
             most.append(max(0, peak - number))
         return self._sum(most)
 
     def _next_leave(self, first: Sequence[int]) -> int:
         """The smallest start with which a row leaves a block, with these first entries of its groups."""
-        ends = [(first[index] + 1) * self.page_size + (group.window or 1) - 1 for index, group in self._windows]
+        ends = [
+            (first[index] + 1) * self.page_size + (group.window or 1) - 1
+            for index, group in self._windows
+        ]
         return min(ends, default=0)
 
     def _first_page(self, group: LayerGroup, row: int, start: int) -> int:
@@ -394,6 +458,11 @@ class KVManager:
     def _check_reserved(self, row: int, num_pages: int, num_tokens: int) -> None:
         for group, slots in enumerate(self._slots_of_row[row] or (0,) * len(self.groups)):
             if self.groups[group].window is None:
-                assert num_tokens <= slots, f"row {row} needs slots for {num_tokens} tokens but reserved {slots}"
-            held, most = num_pages - self._first[row][group], -(-slots // self.page_size)
-            assert held <= most, f"row {row} needs {held} blocks but reserved {most} in group {group}"
+                assert num_tokens <= slots, (
+                    f"row {row} needs slots for {num_tokens} tokens but reserved {slots}"
+                )
+            held = num_pages - self._first[row][group]
+            most = ceil_div(slots, self.page_size)
+            assert held <= most, (
+                f"row {row} needs {held} blocks but reserved {most} in group {group}"
+            )

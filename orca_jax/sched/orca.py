@@ -40,7 +40,8 @@ class OrcaScheduler:
                 break
             if request.state is State.INITIATION:  # 23
                 n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)  # 24, 26
-                if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
+                # 25: break, not continue, or a long request could wait for ever
+                if n_rsrv > kv.capacity:
                     held = "pages"
                     break
                 if request.row is None and not has_slot(request):

@@ -8,7 +8,7 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.scheduler import Selection
 from orca_jax.sched.states import States
-from orca_jax.step import BlockCopy, Member, Pools, RowSampling, StepPlan
+from orca_jax.values.step import BlockCopy, Member, Pools, RowSampling, StepPlan, plain_member
 
 
 def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
@@ -22,14 +22,11 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     """
     choices = selection.choices
     newcomers = [choice for choice in choices if choice.request.row is None]
-    for request, _, _, hit in newcomers:  # all before any allocation: it could take a cached block of the next newcomer
+    # all before any allocation: it could take a cached block of the next newcomer
+    for request, _, _, hit in newcomers:
         pool.admit(request, now, hit)
     if pool.kv.has_windows:
-        for request, num_tokens, _, _ in choices:
-            repeated = 0 if request.finish_reason is None else num_tokens
-            start = request.num_computed - repeated
-            if pool.kv.leaves(request.row, start):
-                _leave(request, start, pool)
+        _leave_windows(selection, pool)
     new_ids = {choice.request.request_id for choice in newcomers}
     members = []
     copies: list[BlockCopy] = []
@@ -39,18 +36,37 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
             if hit.sources:
                 copies += _copies(member, hit)
             member = _begun(member, request, pool)
-        params = request.params
-        if request.constraint is not None or params.prompt_logprobs is not None or params.pooling is not None:
+        if _has_extras(request):
             member = _with_extras(member, request)
         members.append(member)
     if copies:
         for _, _, _, hit in newcomers:  # after all allocations: none of them may take a source
             pool.kv.drop(hit.sources)
     if pool.kv.states is not None:
-        members = _with_states(members, [choice.request for choice in choices], pool.kv.states, pool.reuse)
+        members = _with_states(
+            members, [choice.request for choice in choices], pool.kv.states, pool.reuse
+        )
     pool.num_plans = iteration + 1
     writes = pool.adapters.take_writes() if pool.adapters.writes else ()
     return StepPlan(iteration, tuple(members), writes, tuple(copies))
+
+
+def _has_extras(request: Request) -> bool:
+    params = request.params
+    return (
+        request.constraint is not None
+        or params.prompt_logprobs is not None
+        or params.pooling is not None
+    )
+
+
+def _leave_windows(selection: Selection, pool: RequestPool) -> None:
+    """Give back the blocks that no window reaches any more."""
+    for request, num_tokens, _, _ in selection.choices:
+        repeated = 0 if request.finish_reason is None else num_tokens
+        start = request.num_computed - repeated
+        if pool.kv.leaves(request.row, start):
+            _leave(request, start, pool)
 
 
 def _leave(request: Request, start: int, pool: RequestPool) -> None:
@@ -62,7 +78,10 @@ def _leave(request: Request, start: int, pool: RequestPool) -> None:
 
 
 def _with_states(
-    members: Sequence[Member], requests: Sequence[Request], states: States, reuse: PrefixReuse | None
+    members: Sequence[Member],
+    requests: Sequence[Request],
+    states: States,
+    reuse: PrefixReuse | None,
 ) -> list[Member]:
     """The members with their moves of states; those at borders leave snapshots behind."""
     moved = []
@@ -81,9 +100,12 @@ def _copies(member: Member, hit: Hit) -> list[BlockCopy]:
     ]
 
 
-def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int, drafts: Sequence[int]) -> Member:
-    """The work of a request as nearly all members have it; the positions are those of the fields."""
-    row, kv = request.row, pool.kv
+def _member(
+    request: Request, num_tokens: int, pool: RequestPool, iteration: int, drafts: Sequence[int]
+) -> Member:
+    """The work of a request as nearly all members have it."""
+    row = request.row
+    kv = pool.kv
     assert row is not None, f"{request.request_id} was not admitted"
     start = request.num_computed
     if request.finish_reason is not None:  # ended and kept in its place: the same tokens again
@@ -97,15 +119,18 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int
     pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
-        assert is_sampling and end == num_known, f"{request.request_id}: proposals for a token that is not known"
+        assert is_sampling and end == num_known, (
+            f"{request.request_id}: proposals for a token that is not known"
+        )
         verified = [*ids, *drafts]
-        member = Member(request.request_id, row, start, verified, True, False, num_old_blocks, new_blocks)
+        member = Member(
+            request.request_id, row, start, verified, True, False, num_old_blocks, new_blocks
+        )
         return member._replace(num_drafts=num_drafts)
-    return tuple.__new__(  # a third of the time of `Member(...)`, which reads its default values
-        Member,
-        (request.request_id, row, start, ids, is_sampling, end > num_known, num_old_blocks, new_blocks,
-         None, False, (), 0, 0, None, None),
-    )  # fmt: skip
+    is_on_device = end > num_known
+    return plain_member(
+        request.request_id, row, start, ids, is_sampling, is_on_device, num_old_blocks, new_blocks
+    )
 
 
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
@@ -116,7 +141,9 @@ def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
     params = request.params
     sampling = RowSampling(params, request.seed, len(request.prompt_ids), request.slot)
     if member.num_old_blocks:
-        member = member._replace(num_old_blocks=0, new_blocks=tuple(map(tuple, pool.kv.blocks_of(member.row))))
+        member = member._replace(
+            num_old_blocks=0, new_blocks=tuple(map(tuple, pool.kv.blocks_of(member.row)))
+        )
     return member._replace(sampling=sampling)
 
 
@@ -126,8 +153,12 @@ def _with_extras(member: Member, request: Request) -> Member:
     if request.params.pooling is not None:
         return member._replace(pools=_pools(request, member.start + member.num_tokens))
     return member._replace(
-        is_constrained=member.is_sampling and request.constraint is not None and request.finish_reason is None,
-        targets=() if num_top is None else _targets(request, member.start, member.start + member.num_tokens),
+        is_constrained=member.is_sampling
+        and request.constraint is not None
+        and request.finish_reason is None,
+        targets=()
+        if num_top is None
+        else _targets(request, member.start, member.start + member.num_tokens),
         num_top_targets=num_top or 0,
     )
 
@@ -138,8 +169,12 @@ def _pools(request: Request, end: int) -> Pools | None:
         return None
     is_last = end == len(request.prompt_ids)
     if request.params.pooling == "last":
-        return "last" if is_last else None
-    return "mean" if is_last else "sum"
+        if is_last:
+            return "last"
+        return None
+    if is_last:
+        return "mean"
+    return "sum"
 
 
 def _targets(request: Request, start: int, end: int) -> Sequence[int]:

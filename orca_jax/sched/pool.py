@@ -3,17 +3,31 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Protocol
+from typing import ClassVar
 
-from orca_jax.errors import RequestError
-from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
 from orca_jax.sched.adapters import AdapterRoom, AdapterSlots
-from orca_jax.sched.admission import all_tokens, build_constraint, check_length, check_params, check_prompt
+from orca_jax.sched.admission import (
+    all_tokens,
+    build_constraint,
+    check_length,
+    check_params,
+    check_prompt,
+)
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import DraftCounts, Request, State, advance, append, update_of
 from orca_jax.sched.reuse import PrefixReuse
-from orca_jax.step import StepPlan, StepResult
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import (
+    DEFAULT_URGENCY,
+    Constraint,
+    RequestUpdate,
+    SamplingParams,
+    TokenSet,
+    Urgency,
+)
+from orca_jax.values.step import MemberResult, StepPlan, StepResult
 
 NOTHING_ALLOWED = (
     "no token could follow: no id is allowed by min_tokens, allowed_token_ids, bad_token_ids and the structure of the "
@@ -21,29 +35,17 @@ NOTHING_ALLOWED = (
 )
 
 
-class Predictor(Protocol):
-    """Predicts from the data known at arrival, and may learn from ended requests."""
-
-    name: str
-
-    def predict(self, request: Request) -> float:
-        """The predicted number of generated tokens of a new request, from 1 to its `max_tokens`."""
-        ...
-
-    def observe(self, request: Request) -> None:
-        """Learn from a request with all its generated ids; it ended by itself or at its `max_tokens`."""
-        ...
-
-
 class ClientBound:
     """Predicts `max_tokens`, the client's bound. Only this prediction is never too low."""
 
     name = "bound"
+    refresh: ClassVar[int | None] = None
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: Request, ids: Sequence[int]) -> float:
+        """The client's bound."""
         return float(request.params.max_tokens)
 
-    def observe(self, request: Request) -> None:
+    def observe(self, request: Request, length: int) -> None:
         """Does nothing: the bound does not depend on other requests."""
 
 
@@ -75,12 +77,12 @@ class RequestPool:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
-        predictor: Predictor | None = None,
+        predictor: EnginePredictor | None = None,
         adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
         self.adapters = adapters or AdapterSlots()
-        self.predictor = predictor or ClientBound()
+        self.predictor: EnginePredictor = predictor or ClientBound()
         self.reuse = PrefixReuse(kv) if reuses_prefixes else None
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
@@ -111,7 +113,9 @@ class RequestPool:
 
     def arrived_since(self, count: int) -> Iterator[Request]:
         """The live requests after the first `count` arrivals, latest first; earlier requests are not read."""
-        return takewhile(lambda request: request.arrival_index >= count, reversed(self._live.values()))
+        return takewhile(
+            lambda request: request.arrival_index >= count, reversed(self._live.values())
+        )
 
     def add_request(
         self,
@@ -135,13 +139,17 @@ class RequestPool:
             RequestError: the request could never run; `param` names the field, and the pool is unchanged.
         """
         if request_id in self._live or request_id in self._undelivered:
-            raise RequestError(f"a request with id {request_id!r} is already in the pool", param="request_id")
+            raise RequestError(
+                f"a request with id {request_id!r} is already in the pool", param="request_id"
+            )
         prompt_ids = list(prompt_ids)
         check_prompt(prompt_ids, self.vocab_size)
         num_new = params.max_tokens if params.pooling is None else 0
         check_length(len(prompt_ids), num_new, max_model_len=self.max_model_len, kv=self.kv)
         check_params(params, constraint, self.vocab_size)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self._eos_ids
+        )
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
@@ -154,7 +162,7 @@ class RequestPool:
             urgency=urgency,
             adapter=None if adapter is None else self.adapters.get(adapter),
         )
-        request.predicted_output = self.predictor.predict(request)
+        request.predicted_output = self.predictor.predict(request, prompt_ids)
         self.num_arrived += 1
         self._live[request_id] = request
         if request.adapter is not None:
@@ -234,12 +242,19 @@ class RequestPool:
         If a request's set is empty or cannot be computed, it may draw any id. It then ends with reason "error", when
         the iteration is recorded.
         """
-        return [self._allowed(self._live[member.request_id]) for member in plan.members if member.is_constrained]
+        return [
+            self._allowed(self._live[member.request_id])
+            for member in plan.members
+            if member.is_constrained
+        ]
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Record the results of an iteration (lines 11-13 of Algorithm 1)."""
-        number, others = len(plan.members), len(result.members)
-        assert others == number, f"iteration {plan.iteration} has {number} members, the result has {others}"
+        number = len(plan.members)
+        others = len(result.members)
+        assert others == number, (
+            f"iteration {plan.iteration} has {number} members, the result has {others}"
+        )
         for member, each in zip(plan.members, result.members, strict=True):
             request = self._live[member.request_id]
             advance(request, member, each)
@@ -252,19 +267,24 @@ class RequestPool:
             if not request.in_flight:
                 has_prompt = request.num_computed >= len(request.prompt_ids)
                 request.state = State.INCREMENT if has_prompt else State.INITIATION
-            if request.has_ended:
-                if not request.in_flight:
-                    self._leave(request)
-            elif request.aborted:
-                if not request.in_flight:
-                    self._end_aborted(request)
-            elif (
-                each.run or each.pooled is not None
-            ) and request.finish_reason is None:  # else: computed past the end, dropped
-                append(request, each)
-                self._undelivered[request.request_id] = request
+            self._settle(request, each)
             if self.reuse is not None and request.row is not None and not request.is_suspect:
                 self.reuse.remember(request, request.row)
+
+    def _settle(self, request: Request, result: MemberResult) -> None:
+        """Append the results of a request, or let it leave with its last one."""
+        if request.has_ended or request.aborted:
+            if request.in_flight:
+                return
+            if request.has_ended:
+                self._leave(request)
+            else:
+                self._end_aborted(request)
+            return
+        has_result = bool(result.run) or result.pooled is not None
+        if has_result and request.finish_reason is None:  # else: computed past the end, dropped
+            append(request, result)
+            self._undelivered[request.request_id] = request
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
         """Return the updates allowed by `may_return`; ended requests release their memory (lines 13-14) and leave."""
@@ -286,23 +306,37 @@ class RequestPool:
         for request_id, request in self._live.items():
             assert request.arrival_index > previous, f"{request_id} is out of order"
             previous = request.arrival_index
-            assert request.state is not State.FINISHED, f"{request_id} has finished and is still live"
-            assert (request.state is State.RUNNING) == (request.in_flight > 0), f"{request_id}: {request.state}"
+            assert request.state is not State.FINISHED, (
+                f"{request_id} has finished and is still live"
+            )
+            assert (request.state is State.RUNNING) == (request.in_flight > 0), (
+                f"{request_id}: {request.state}"
+            )
             if request.row is None:
                 assert not request.num_computed, (
                     f"{request_id} has computed {request.num_computed} tokens without a row"
                 )
                 assert request_id not in self.running, f"{request_id} runs without a row"
                 continue
-            assert request_id in self.running, f"{request_id} holds row {request.row} and does not run"
-            assert request.row not in holders, f"{request_id} and {holders[request.row]} hold row {request.row}"
+            assert request_id in self.running, (
+                f"{request_id} holds row {request.row} and does not run"
+            )
+            assert request.row not in holders, (
+                f"{request_id} and {holders[request.row]} hold row {request.row}"
+            )
             holders[request.row] = request_id
             size = len(request.prompt_ids), request.max_total
             reserved = self.kv.demand(*size) if self.kv.has_reservations else self.kv.no_blocks
-            assert self.kv.slots_of(request.row) == reserved, f"{request_id} reserved something else"
+            assert self.kv.slots_of(request.row) == reserved, (
+                f"{request_id} reserved something else"
+            )
             room = self.kv.num_pages_of(request.row) * self.kv.page_size
-            assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
-        assert len(holders) == len(self.running) == self.kv.num_held_rows, "a row is held by no live request"
+            assert request.num_computed <= room, (
+                f"{request_id} wrote {request.num_computed} tokens into {room} slots"
+            )
+        assert len(holders) == len(self.running) == self.kv.num_held_rows, (
+            "a row is held by no live request"
+        )
 
     def _allowed(self, request: Request) -> TokenSet:
         if request.finish_reason is not None or request.constraint is None:
@@ -324,7 +358,9 @@ class RequestPool:
 
     def _leave(self, request: Request) -> None:
         """Remove a request, and release its row, slots and blocks. No request leaves in another way."""
-        assert request.state is not State.FINISHED and not request.in_flight, f"{request.request_id} cannot leave now"
+        assert request.state is not State.FINISHED and not request.in_flight, (
+            f"{request.request_id} cannot leave now"
+        )
         if request.row is not None:
             self._vacate(request, request.row)
         request.state = State.FINISHED
@@ -346,11 +382,12 @@ class RequestPool:
         del self.running[request.request_id]
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
-        update, reason = update_of(request, now), request.finish_reason
+        update = update_of(request, now)
+        reason = request.finish_reason
         if reason is None or reason == "abort":  # an aborted request has left already
             return update
         if reason != "error" and request.pooled is None:
-            self.predictor.observe(request)
+            self.predictor.observe(request, len(request.generated_ids))
         request.has_ended = True
         if not request.in_flight:  # else it leaves when that iteration is recorded
             self._leave(request)

@@ -8,11 +8,44 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
+from typing import ClassVar, Protocol
 
 from orca_jax.sched.request import Request
 
 WINDOW = 256  # lengths remembered in each class
 ENOUGH = 16  # lengths in a class before their quantile is used
+
+
+class Predictor[R](Protocol):
+    """Predicts output lengths, and may learn from ended requests.
+
+    `R` is a request of the engine, or for classes from outside a view of it (`policy.LengthPredictor`).
+    """
+
+    @property
+    def refresh(self) -> int | None:
+        """Generated tokens between two predictions for a request; None: one prediction, at its arrival."""
+        ...
+
+    def predict(self, request: R, ids: Sequence[int], /) -> float:
+        """The number of generated tokens in all, given the ids of prompt and generated text so far.
+
+        Predictors of the engine stay between 1 and the request's `max_tokens`.
+        """
+        ...
+
+    def observe(self, request: R, length: int, /) -> None:
+        """Learn from a request that has ended after `length` generated tokens, by itself or at its `max_tokens`."""
+        ...
+
+
+class EnginePredictor(Predictor[Request], Protocol):
+    """A predictor for the pool of requests."""
+
+    @property
+    def name(self) -> str:
+        """The name of the predictor."""
+        ...
 
 
 class RunningQuantiles:
@@ -32,15 +65,21 @@ class RunningQuantiles:
     """
 
     name = "quantiles"
+    refresh: ClassVar[int | None] = None
 
-    def __init__(self, quantile: float = 0.5, *, window: int = WINDOW, enough: int = ENOUGH) -> None:
-        assert 0 < quantile <= 1 and 1 <= enough <= window, "quantile must be in (0, 1], and enough from 1 to window"
+    def __init__(
+        self, quantile: float = 0.5, *, window: int = WINDOW, enough: int = ENOUGH
+    ) -> None:
+        assert 0 < quantile <= 1 and 1 <= enough <= window, (
+            "quantile must be in (0, 1], and enough from 1 to window"
+        )
         self._quantile = quantile
         self._window = window
         self._enough = enough
-        self._seen: dict[int, tuple[deque[int], list[int]]] = {}  # class -> lengths in order of observation, and sorted
+        # class -> lengths in order of observation, and sorted
+        self._seen: dict[int, tuple[deque[int], list[int]]] = {}
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: Request, ids: Sequence[int]) -> float:
         """The quantile of the prompt's class, at most the client's bound."""
         _, ordered = self._seen.get(_class_of(request), (None, []))
         most = request.params.max_tokens
@@ -48,10 +87,9 @@ class RunningQuantiles:
             return float(most)
         return float(min(ordered[ceil(self._quantile * len(ordered)) - 1], most))
 
-    def observe(self, request: Request) -> None:
+    def observe(self, request: Request, length: int) -> None:
         """Add the request's length, and drop the oldest one of its class if there are too many."""
         came, ordered = self._seen.setdefault(_class_of(request), (deque(), []))
-        length = len(request.generated_ids)
         came.append(length)
         insort(ordered, length)
         if len(came) > self._window:
@@ -66,16 +104,32 @@ class Oracle:
         name: the source of the lengths.
     """
 
+    refresh: ClassVar[int | None] = None
+
     def __init__(self, lengths: Mapping[str, float], name: str = "oracle") -> None:
         self.name = name
         self._lengths = lengths
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: Request, ids: Sequence[int]) -> float:
         """The known length, between 1 and the client's bound. Raises KeyError for an unknown request."""
         return _within(self._lengths[request.request_id], request)
 
-    def observe(self, request: Request) -> None:
+    def observe(self, request: Request, length: int) -> None:
         """Does nothing: all lengths are known."""
+
+
+class Score(Protocol):
+    """Predicts lengths of answers to prompts of one vocabulary.
+
+    Attributes:
+        vocab_size: the number of ids.
+    """
+
+    vocab_size: int
+
+    def __call__(self, prompt_ids: Sequence[int]) -> float:
+        """Return the length of an answer in tokens."""
+        ...
 
 
 class Scored:
@@ -86,15 +140,17 @@ class Scored:
         name: a name of the function.
     """
 
+    refresh: ClassVar[int | None] = None
+
     def __init__(self, score: Callable[[Sequence[int]], float], name: str = "learned") -> None:
         self.name = name
         self._score = score
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: Request, ids: Sequence[int]) -> float:
         """The function's value, between 1 and the client's bound."""
         return _within(self._score(request.prompt_ids), request)
 
-    def observe(self, request: Request) -> None:
+    def observe(self, request: Request, length: int) -> None:
         """Does nothing: the function was trained before."""
 
 

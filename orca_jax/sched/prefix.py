@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from orca_jax.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.request import Adapter
 from orca_jax.sched.blocks import BlockName, BlockPool
 from orca_jax.sched.states import States
+from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
+from orca_jax.values.request import Adapter
 
 ID_BYTES = 4
 WORTH_A_COPY = 16  # tokens that a copy must save, unless it saves all of the prompt but one
@@ -23,7 +23,13 @@ class CacheWatcher(Protocol):
     """Receives the changes of the prefix cache, in order, in the engine's thread: calls must be short."""
 
     def stored(
-        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None, group: int
+        self,
+        digest: bytes,
+        parent: bytes | None,
+        ids: Sequence[int],
+        salt: str,
+        adapter: Adapter | None,
+        group: int,
     ) -> None:
         """A full page can be found from now on.
 
@@ -33,7 +39,7 @@ class CacheWatcher(Protocol):
             ids: the ids of its tokens.
             salt: the salt of the request; pages with different salts are never shared.
             adapter: the adapter of the request; pages with different adapters are never shared.
-            group: the group of layers, see `cache_spec.py`.
+            group: the group of layers, see `values/cache_spec.py`.
         """
         ...
 
@@ -77,15 +83,22 @@ class Hit(NamedTuple):
 
     def reuses(self, blocks: Sequence[Sequence[int]]) -> bool:
         """True if the hit has a block among these of a row, by group."""
-        of_pages = any({*mine}.intersection(each) - {NO_BLOCK} for mine, each in zip(self.blocks, blocks, strict=False))
-        return of_pages or any(source in each for source, each in zip(self.sources, blocks, strict=False))
+        of_pages = any(
+            {*mine}.intersection(each) - {NO_BLOCK}
+            for mine, each in zip(self.blocks, blocks, strict=False)
+        )
+        return of_pages or any(
+            source in each for source, each in zip(self.sources, blocks, strict=False)
+        )
 
     def without_copy(self, page_size: int) -> "Hit":
         """The full pages alone; nothing if the model has states, since the one found is good at another position."""
         if self.state != NO_BLOCK:
             return NO_HIT
         num_pages = len(self.blocks[0])
-        return Hit(num_pages * page_size, self.blocks) if num_pages else NO_HIT
+        if num_pages:
+            return Hit(num_pages * page_size, self.blocks)
+        return NO_HIT
 
 
 NO_HIT = Hit()
@@ -102,14 +115,20 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pools: Sequence[BlockPool], groups: Sequence[LayerGroup], page_size: int, states: States | None = None
+        self,
+        pools: Sequence[BlockPool],
+        groups: Sequence[LayerGroup],
+        page_size: int,
+        states: States | None = None,
     ) -> None:
         self.watcher: CacheWatcher | None = None
         self._pools = pools
         self._page_size = page_size
         self._states = states
         self._full = [index for index, group in enumerate(groups) if group.window is None]
-        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
+        self._windows = [
+            (index, group) for index, group in enumerate(groups) if group.window is not None
+        ]
         self._blocks: list[dict[bytes, int]] = [{} for _ in groups]  # by digest, for each group
         self._pages: dict[bytes, Page] = {}  # by digest
         # For each parent, the pages after it that all groups have, as (ids, digest), sorted: the longest common
@@ -139,12 +158,16 @@ class PrefixCache:
                 new.append(group)
         if new:
             known = self._pages.get(page.digest)
-            self._pages[page.digest] = page if known is None else page._replace(roots=page.roots | known.roots)
+            self._pages[page.digest] = (
+                page if known is None else page._replace(roots=page.roots | known.roots)
+            )
             if self._is_whole(page.digest):
                 insort(self._following[page.parent], (page.ids, page.digest))
         return new
 
-    def find(self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes]) -> Hit:
+    def find(
+        self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes]
+    ) -> Hit:
         """The longest beginning of a prompt in the cache.
 
         Args:
@@ -164,20 +187,26 @@ class PrefixCache:
             return NO_HIT
         return self._hit(digests[:count], num_copied, source)
 
-    def _hit(self, found: Sequence[bytes], num_copied: int, source: bytes, state: int = NO_BLOCK) -> Hit:
+    def _hit(
+        self, found: Sequence[bytes], num_copied: int, source: bytes, state: int = NO_BLOCK
+    ) -> Hit:
         """The hit of these full pages, and of tokens to copy from another one."""
-        count, size = len(found), self._page_size
+        count = len(found)
+        size = self._page_size
         blocks: list[Sequence[int]] = [()] * len(self._blocks)
         for group in self._full:
             named = self._blocks[group]
             blocks[group] = [named[digest] for digest in found]
         for group, layers in self._windows:
-            named, first = self._blocks[group], layers.first_needed(count * size) // size
+            named = self._blocks[group]
+            first = layers.first_needed(count * size) // size
             blocks[group] = [NO_BLOCK] * first + [named[digest] for digest in found[first:]]
         sources = tuple([named[source] for named in self._blocks]) if num_copied else ()
         return Hit(count * size + num_copied, tuple(blocks), sources, state)
 
-    def _at_snapshot(self, states: States, found: Sequence[bytes], start: bytes, ids: Callable[[int], bytes]) -> Hit:
+    def _at_snapshot(
+        self, states: States, found: Sequence[bytes], start: bytes, ids: Callable[[int], bytes]
+    ) -> Hit:
         """The hit that ends at the longest snapshot within these pages, or within the one after them."""
         for count in range(len(found), -1, -1):
             parent = found[count - 1] if count else start
@@ -195,7 +224,9 @@ class PrefixCache:
         """A page after `parent` that begins with these ids, in all groups; b"" if there is none."""
         following = self._following.get(parent, ())
         place = bisect_left(following, (begun, b""))
-        return following[place][1] if begun and following[place:] and following[place][0].startswith(begun) else b""
+        if begun and following[place:] and following[place][0].startswith(begun):
+            return following[place][1]
+        return b""
 
     def roots_of(self, hit: Hit) -> frozenset[bytes]:
         """The roots of all pages of a hit, directly after `find`."""
@@ -248,29 +279,40 @@ class PrefixCache:
                     count = place
                     break
         before = -1
-        while self._windows and count != before:  # one group may have shortened what another one has
+        # one group may have shortened what another one has
+        while self._windows and count != before:
             before = count
             for group, layers in self._windows:
                 count = self._with_window(group, layers, digests, count)
         return count
 
-    def _with_window(self, group: int, layers: LayerGroup, digests: Sequence[bytes], count: int) -> int:
+    def _with_window(
+        self, group: int, layers: LayerGroup, digests: Sequence[bytes], count: int
+    ) -> int:
         """The largest number of pages up to `count` whose last ones, as far as the window reaches, are in the cache."""
-        named, place = self._blocks[group], count
+        named = self._blocks[group]
+        place = count
         while place > layers.first_needed(count * self._page_size) // self._page_size:
             place -= 1
             if digests[place] not in named:
                 count = place
         return count
 
-    def _inside(self, parent: bytes, count: int, most: int, ids: Callable[[int], bytes]) -> tuple[bytes, int]:
+    def _inside(
+        self, parent: bytes, count: int, most: int, ids: Callable[[int], bytes]
+    ) -> tuple[bytes, int]:
         """The page after `count` full ones with the longest common beginning, and its tokens; 0 if not worth a copy."""
-        wanted, following = ids(count * self._page_size), self._following[parent]
+        wanted = ids(count * self._page_size)
+        following = self._following[parent]
         place = bisect_left(following, (wanted, b""))
         neighbours = following[max(0, place - 1) : place + 1]
-        num_common, source = max([(_num_common(wanted, each), digest) for each, digest in neighbours])
+        num_common, source = max(
+            [(_num_common(wanted, each), digest) for each, digest in neighbours]
+        )
         is_rest = count * self._page_size + num_common == most
-        return (source, num_common) if num_common >= WORTH_A_COPY or (num_common and is_rest) else (b"", 0)
+        if num_common >= WORTH_A_COPY or (num_common and is_rest):
+            return source, num_common
+        return (b"", 0)
 
     def _is_whole(self, digest: bytes) -> bool:
         return all([digest in named for named in self._blocks])
@@ -291,14 +333,20 @@ class PrefixCache:
             self._states.check_integrity()
         for group, named in enumerate(self._blocks):
             for digest, block in named.items():
-                assert self._pools[group].name_of(block) == (group, digest), f"block {block} has another name"
+                assert self._pools[group].name_of(block) == (group, digest), (
+                    f"block {block} has another name"
+                )
                 assert digest in self._pages, f"the content of block {block} is unknown"
         whole = sorted(
-            (page.parent, page.ids, digest) for digest, page in self._pages.items() if self._is_whole(digest)
+            (page.parent, page.ids, digest)
+            for digest, page in self._pages.items()
+            if self._is_whole(digest)
         )
-        listed = [(parent, *each) for parent, following in sorted(self._following.items()) for each in following]
+        listed = []
+        for parent, following in sorted(self._following.items()):
+            listed += [(parent, *each) for each in following]
         assert listed == whole, "the index of pages differs from the pages"
-        assert all(any(digest in named for named in self._blocks) for digest in self._pages), "a page has no block"
+        assert self._pages.keys() <= set[bytes]().union(*self._blocks), "a page has no block"
 
 
 def _num_common(one: bytes, other: bytes) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 
-from orca_jax.request import (
+from orca_jax.sched.admission import after
+from orca_jax.values.request import (
     DEFAULT_URGENCY,
     Adapter,
     Constraint,
@@ -17,9 +18,9 @@ from orca_jax.request import (
     SamplingParams,
     TokenLogprobs,
     Urgency,
+    plain_update,
 )
-from orca_jax.sched.admission import after
-from orca_jax.step import NOT_FINITE, Member, MemberResult
+from orca_jax.values.step import NOT_FINITE, Member, MemberResult
 
 
 class State(Enum):
@@ -51,8 +52,10 @@ class Request:
     predicted_output: float = 0.0  # generated tokens in all, as predicted at arrival
     state: State = State.INITIATION
     generated_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the generated ids, if requested
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's ids from the second on
+    # of the generated ids, if requested
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # of the prompt's ids from the second on
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_computed: int = 0
     num_iterations: int = 0
     num_delivered: int = 0  # generated ids in earlier updates
@@ -67,13 +70,16 @@ class Request:
     digest_before: bytes = b""  # the digest before the first page, once it is needed
     num_remembered: int = 0  # leading full pages already in the prefix cache
     remembers_at: int = 0  # computed tokens with which the next page enters it
-    roots: frozenset[bytes] = frozenset()  # digests of the first pages that its blocks were computed from
+    # digests of the first pages that its blocks were computed from
+    roots: frozenset[bytes] = frozenset()
     prompt_digest: bytes = b""  # of all of its prompt, salt and adapter, once it is needed
     pooled: bytes | None = None  # the embedding, if requested and computed
     is_suspect: bool = False  # its pages may hold NaN, so none enters the prefix cache
-    has_ended: bool = False  # its last update was delivered; it stays while an iteration is in flight
+    # its last update was delivered; it stays while an iteration is in flight
+    has_ended: bool = False
     finish_reason: FinishReason | None = None
-    error: str | None = None  # the reason for a missing next token; the request ends with reason "error"
+    # the reason for a missing next token; the request ends with reason "error"
+    error: str | None = None
     aborted: bool = False
     first_scheduled: float | None = None
     first_token: float | None = None
@@ -87,7 +93,8 @@ class Request:
     @property
     def num_left(self) -> int:
         """Tokens to process now, those of iterations in flight included; 0 for a request about to end."""
-        num_pending, num_generated = self.num_pending, len(self.generated_ids)
+        num_pending = self.num_pending
+        num_generated = len(self.generated_ids)
         if num_pending and num_generated + num_pending >= self.params.max_tokens:
             return 0
         return len(self.prompt_ids) + num_generated + num_pending - self.num_computed
@@ -118,7 +125,9 @@ class Request:
         computed tokens are in it. The mean of hidden vectors needs those of all positions.
         """
         params = self.params
-        return params.prompt_logprobs is None and not params.has_penalty and params.pooling != "mean"
+        return (
+            params.prompt_logprobs is None and not params.has_penalty and params.pooling != "mean"
+        )
 
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.
@@ -141,7 +150,9 @@ class Request:
         if not self.digest_before:
             salt = sha256(self.params.cache_salt.encode()).digest()
             adapter = self.adapter
-            self.digest_before = salt if adapter is None else page_digest(salt, b"adapter" + adapter.key.encode())
+            self.digest_before = (
+                salt if adapter is None else page_digest(salt, b"adapter" + adapter.key.encode())
+            )
         return self.digest_before
 
 
@@ -199,22 +210,18 @@ def advance(request: Request, member: Member, result: MemberResult) -> None:
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append drawn ids to a running request, up to the first one that ends it.
-
-    An embedding ends a request.
-    """
+    """Append drawn ids to a running request, up to the first one that ends it. An embedding ends it."""
     if result.pooled is not None:
         request.pooled = result.pooled
         request.error = None if result.is_finite else NOT_FINITE
         request.finish_reason = "stop" if result.is_finite else "error"
         return
     run = result.run
-    if len(run) > 1:
-        for token in run[:-1]:
-            _append(request, token, None)
-            if request.finish_reason is not None:  # accepted proposals after the end
-                request.num_computed = min(request.num_computed, request.num_tokens - 1)
-                return
+    for token in run[:-1]:
+        _append(request, token, None)
+        if request.finish_reason is not None:  # accepted proposals after the end
+            request.num_computed = min(request.num_computed, request.num_tokens - 1)
+            return
     if not result.is_finite:
         request.error = NOT_FINITE
     _append(request, run[-1], result.logprobs)
@@ -230,12 +237,13 @@ def update_of(request: Request, now: float) -> RequestUpdate:
     reason = request.finish_reason
     if reason == "abort":
         return RequestUpdate(request.request_id, (), reason)
-    start, ids = request.num_delivered, request.generated_ids
+    start = request.num_delivered
+    ids = request.generated_ids
     request.num_delivered = len(ids)
     new_ids = tuple(ids[start:])
     request.last_token = now
     if reason is None and start and not request.logprobs:  # nearly all updates
-        return tuple.__new__(RequestUpdate, (request.request_id, new_ids, None, None, None, (), None, 0, None))  # quick
+        return plain_update(request.request_id, new_ids)
     if (new_ids or request.pooled is not None) and request.first_token is None:
         request.first_token = now
     is_first = bool(new_ids) and not start
@@ -255,9 +263,13 @@ def update_of(request: Request, now: float) -> RequestUpdate:
 
 def _score(request: Request, member: Member, scores: Sequence[TokenLogprobs]) -> None:
     """Keep the scores of the prompt's ids, except those returned by an earlier iteration."""
-    assert len(scores) == len(member.targets), f"{len(member.targets)} targets and {len(scores)} scores"
+    assert len(scores) == len(member.targets), (
+        f"{len(member.targets)} targets and {len(scores)} scores"
+    )
     num_known = len(request.prompt_logprobs) - member.start
-    assert num_known >= 0, f"{request.request_id}: scores are missing before position {member.start}"
+    assert num_known >= 0, (
+        f"{request.request_id}: scores are missing before position {member.start}"
+    )
     request.prompt_logprobs += scores[num_known:]
 
 
@@ -267,7 +279,9 @@ def _append(request: Request, token: int, logprobs: TokenLogprobs | None) -> Non
         return
     request.generated_ids.append(token)
     if request.params.logprobs is not None:
-        assert logprobs is not None, f"{request.request_id} requested logprobs, and the result has none"
+        assert logprobs is not None, (
+            f"{request.request_id} requested logprobs, and the result has none"
+        )
         request.logprobs.append(logprobs)
     if token in request.stop_ids:
         request.finish_reason = "stop"
@@ -278,5 +292,7 @@ def _append(request: Request, token: int, logprobs: TokenLogprobs | None) -> Non
 
 
 def _metrics(request: Request, now: float) -> RequestMetrics:
-    assert request.first_scheduled is not None and request.first_token is not None, "ended without a token"
+    assert request.first_scheduled is not None and request.first_token is not None, (
+        "ended without a token"
+    )
     return RequestMetrics(request.arrival, request.first_scheduled, request.first_token, now)

@@ -8,6 +8,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
+from orca_jax.values.cache_spec import ceil_div
 
 
 class RequestLevelScheduler:
@@ -26,7 +27,9 @@ class RequestLevelScheduler:
     traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
 
     def __init__(self, max_bs: int, n_workers: int = 1, mbs: int | None = None) -> None:
-        assert mbs is None or mbs * n_workers >= max_bs, f"{n_workers} microbatches of {mbs} do not hold {max_bs}"
+        assert mbs is None or mbs * n_workers >= max_bs, (
+            f"{n_workers} microbatches of {mbs} do not hold {max_bs}"
+        )
         self.max_bs = max_bs
         self.mbs = mbs
         self.n_workers = n_workers
@@ -47,7 +50,9 @@ class RequestLevelScheduler:
         elif self._has_ended():  # its last member was aborted; the others leave first
             return Selection(())
         members = self._next_microbatch()
-        choices = [Choice(request, 1 if request.num_computed else self._shortest) for request in members]
+        choices = [
+            Choice(request, 1 if request.num_computed else self._shortest) for request in members
+        ]
         held: Held = "rows" if len(self._batch) == self.max_bs else "batch"
         return Selection(choices, held=held if len(pool) > len(self._batch) else None)
 
@@ -56,7 +61,8 @@ class RequestLevelScheduler:
         return request.aborted or self._has_ended()
 
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
-        reserved, has_slot = kv.reserved_slots, pool.newcomers()
+        reserved = kv.reserved_slots
+        has_slot = pool.newcomers()
         for request in pool:
             reserved += kv.demand(len(request.prompt_ids), request.max_total)
             if len(self._batch) == self.max_bs or reserved > kv.capacity or not has_slot(request):
@@ -64,13 +70,17 @@ class RequestLevelScheduler:
             self._batch.append(request)
         self._open = list(self._batch)
         self._shortest = min((len(request.prompt_ids) for request in self._batch), default=0)
-        size = self.mbs or max(1, -(-len(self._batch) // self.n_workers))
-        self._microbatches = deque(self._batch[i : i + size] for i in range(0, len(self._batch), size))
+        size = self.mbs or max(1, ceil_div(len(self._batch), self.n_workers))
+        self._microbatches = deque(
+            self._batch[i : i + size] for i in range(0, len(self._batch), size)
+        )
 
     def _next_microbatch(self) -> Sequence[Request]:
         """The members of the microbatch after the last one; none if it is in flight."""
         while self._microbatches:
-            members = [request for request in self._microbatches[0] if request.state is not State.FINISHED]
+            members = [
+                request for request in self._microbatches[0] if request.state is not State.FINISHED
+            ]
             if any([request.state is State.RUNNING for request in members]):
                 return ()  # and the others too: they come back in the same order
             if members:
@@ -80,6 +90,7 @@ class RequestLevelScheduler:
         return ()
 
     def _has_ended(self) -> bool:
-        while self._open and self._open[-1].finish_reason is not None:  # constant work per member on average
+        # constant work per member on average
+        while self._open and self._open[-1].finish_reason is not None:
             self._open.pop()
         return not self._open

@@ -23,18 +23,22 @@ class PrefixReuse:
         self._kv = kv
         self._size = kv.page_size
         self.most_computed = 1 if kv.states is None else kv.states.worth
-        self._computing: dict[bytes, Request] = {}  # by the digest of a prompt: the request that computes it
+        # by the digest of a prompt: the request that computes it
+        self._computing: dict[bytes, Request] = {}
 
     def find(self, request: Request) -> Hit:
         """The beginning of a waiting request in the prefix cache; at least one token is left to compute."""
         if not request.may_read_prefixes:
             return NO_HIT
-        size, most = self._size, request.num_tokens - 1
+        size = self._size
+        most = request.num_tokens - 1
 
         def ids(start: int) -> bytes:
             return id_bytes(request.ids_from(start, min(size, most - start)))
 
-        return self._kv.prefixes.find(request.digests(size, most // size), request.first_digest, most, ids)
+        return self._kv.prefixes.find(
+            request.digests(size, most // size), request.first_digest, most, ids
+        )
 
     def awaits_prompt(self, request: Request, chosen: Collection[bytes]) -> bool:
         """True if a waiting request can soon begin with all of its prompt but one token, and computes it otherwise.
@@ -55,7 +59,9 @@ class PrefixReuse:
         if not request.prompt_digest:
             num_full = len(request.prompt_ids) // self._size
             parent = self._digest_before(request, num_full)
-            request.prompt_digest = page_digest(parent, id_bytes(request.prompt_ids[num_full * self._size :]))
+            request.prompt_digest = page_digest(
+                parent, id_bytes(request.prompt_ids[num_full * self._size :])
+            )
         return request.prompt_digest
 
     def begin(self, request: Request, row: int, hit: Hit) -> None:
@@ -84,22 +90,30 @@ class PrefixReuse:
     def snapshot(self, request: Request, row: int, start: int) -> None:
         """Keep the state of a row at a border, for a plan that starts there."""
         assert self._kv.states is not None, "the model has no states"
-        if not request.is_suspect and self._kv.states.is_border(row, start, len(request.prompt_ids)):
+        if not request.is_suspect and self._kv.states.is_border(
+            row, start, len(request.prompt_ids)
+        ):
             self._keep_state(request, row, start)
 
     def remember(self, request: Request, row: int) -> None:
         """Add pages of a running request, as far as their ids are known to the host."""
         if request.num_computed < request.remembers_at:
             return  # nearly always
-        size, num_prompt, watcher = self._size, len(request.prompt_ids), self._kv.prefixes.watcher
+        size = self._size
+        num_prompt = len(request.prompt_ids)
+        watcher = self._kv.prefixes.watcher
         num_full = min(request.num_computed, request.num_tokens) // size
         digests = request.digests(size, num_full)
         for index in range(request.num_remembered, num_full):
-            parent, ids = digests[index - 1] if index else request.first_digest, request.ids_from(index * size, size)
+            parent = digests[index - 1] if index else request.first_digest
+            ids = request.ids_from(index * size, size)
             request.roots = request.roots or frozenset((digests[0],))
-            new = self._kv.remember(row, index, Page(digests[index], parent, id_bytes(ids), request.roots))
+            new = self._kv.remember(
+                row, index, Page(digests[index], parent, id_bytes(ids), request.roots)
+            )
             if watcher is not None:
-                before, salt = parent if index else None, request.params.cache_salt
+                before = parent if index else None
+                salt = request.params.cache_salt
                 for group in new:
                     watcher.stored(digests[index], before, ids, salt, request.adapter, group)
         request.num_remembered = max(request.num_remembered, num_full)
@@ -124,12 +138,16 @@ class PrefixReuse:
 
     def _digest_before(self, request: Request, index: int) -> bytes:
         """The digest of all tokens before a page."""
-        return request.digests(self._size, index)[-1] if index else request.first_digest
+        if index:
+            return request.digests(self._size, index)[-1]
+        return request.first_digest
 
     def _remember_last(self, request: Request, row: int, num_tokens: int) -> None:
         """Add the page after the full ones, as far as it has tokens below `num_tokens`."""
         index = request.num_remembered
-        ids = id_bytes(request.ids_from(index * self._size, max(0, num_tokens - index * self._size)))
+        ids = id_bytes(
+            request.ids_from(index * self._size, max(0, num_tokens - index * self._size))
+        )
         if ids:
             parent = self._digest_before(request, index)
             digest = page_digest(parent, ids)
@@ -142,7 +160,8 @@ class PrefixReuse:
             return
         assert self._kv.states is not None, "the model has no states"
         index, num_begun = divmod(num_tokens, self._size)
-        parent, ids = self._digest_before(request, index), id_bytes(request.ids_from(index * self._size, num_begun))
+        parent = self._digest_before(request, index)
+        ids = id_bytes(request.ids_from(index * self._size, num_begun))
         digest = page_digest(parent, ids) if ids else parent
         request.roots = request.roots or frozenset((digest,))
         self._kv.states.name(row, Snapshot(digest, parent, ids, request.roots))

@@ -1,5 +1,6 @@
 """The contract of a scheduler: it selects the requests of the next iteration, and does nothing else."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -26,7 +27,8 @@ class Choice(NamedTuple):
 
     request: Request
     num_tokens: int
-    drafts: Sequence[int] = ()  # ids proposed to follow (`drafts/scheduler.py`); the schedulers themselves leave it
+    # ids proposed to follow (`drafts/scheduler.py`); the schedulers themselves leave it
+    drafts: Sequence[int] = ()
     hit: Hit = NO_HIT
 
 
@@ -38,7 +40,8 @@ class Selection(NamedTuple):
     held: Held | None = None  # None if no request waits, or if the selection is empty
     is_overruled: bool = False  # a policy from outside decided something else
     is_slow: bool = False  # it took long
-    wake_after: float | None = None  # seconds until the next selection, if nothing happens before and this one is empty
+    # seconds until the next selection, if nothing happens before and this one is empty
+    wake_after: float | None = None
 
 
 type MeasuredSeconds = Callable[[Sequence[tuple[int, int, bool]]], float]
@@ -62,17 +65,21 @@ class SchedulerSettings(NamedTuple):
     num_stages: int = 1  # of the pipeline; each has its own iteration
     num_rows: int = 0  # requests with a row; 0: those of the iterations
     seconds: MeasuredSeconds = unknown_seconds  # expected, of an iteration
+    clock: Callable[[], float] = time.perf_counter  # measures decisions; they take no virtual time
 
 
 class Traits(NamedTuple):
     """The abilities of a kind of scheduler."""
 
-    has_reservations: bool = False  # a request reserves all its slots when it is admitted; else blocks on demand
+    # a request reserves all its slots when it is admitted; else blocks on demand
+    has_reservations: bool = False
     shares_prefixes: bool = False  # requests may begin with blocks of the prefix cache
     has_orderings: bool = False  # `--scheduling-policy` decides the order
     has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
     has_workers: bool = False  # `--n-workers` iterations may be in flight
     has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
+    # fields of callers and predictors that it may read, beside those of its ordering
+    reads: frozenset[str] = frozenset()
 
 
 class Scheduler(Protocol):

@@ -1,7 +1,7 @@
 """Blocks of recurrent states: the live one of each row, and snapshots in the prefix cache.
 
 A layer that is recurrent keeps one state of a row: that after all of its tokens, and of no other position. So a row has
-one state block (`cache_spec.py`), and most plans read and write it in place. A snapshot is a block left alone, without
+one state block (`cache_spec`), and most plans read and write it in place. A snapshot is a block left alone, without
 a copy: a plan reads it and writes another one, and the old block gets a name in the prefix cache.
 
 Snapshots are sparse, since each costs as much as hundreds of tokens in pages. They are taken at *borders*: every
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from orca_jax.cache_spec import NO_BLOCK
-from orca_jax.errors import ConfigError
 from orca_jax.sched.blocks import BlockName, BlockPool
-from orca_jax.step import StateMove
+from orca_jax.values.cache_spec import NO_BLOCK
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.step import StateMove
 
 SNAPSHOT_TOKENS = 1024  # distance of snapshots within a text, rounded down to whole pages
 WORTH_A_SNAPSHOT = 16  # tokens that one must save
@@ -73,7 +73,8 @@ class States:
 
     def by_use(self) -> tuple[int, int, int]:
         """The numbers of blocks that rows hold, of snapshots, and of the others."""
-        num_free, num_snapshots = self._pool.num_free, len(self._snapshots)
+        num_free = self._pool.num_free
+        num_snapshots = len(self._snapshots)
         return self.num_states - num_free, num_snapshots, num_free - num_snapshots
 
     def border_after(self, begin: int, start: int, num_prompt: int) -> int:
@@ -88,7 +89,10 @@ class States:
         """
         following = start - start % self._interval + self._interval
         last = num_prompt - 1
-        if start < last < following and last - max(begin, last - last % self._interval) >= self.worth:
+        if (
+            start < last < following
+            and last - max(begin, last - last % self._interval) >= self.worth
+        ):
             return last
         return following
 
@@ -136,12 +140,17 @@ class States:
         """Free the block of a row; one with a name can still be found."""
         if self._live[row] != NO_BLOCK:
             self._pool.give_back((self._live[row],))
-        self._live[row], self._begins[row] = NO_BLOCK, 0
+        self._live[row] = NO_BLOCK
+        self._begins[row] = 0
 
     def name(self, row: int, snapshot: Snapshot) -> None:
         """Make the state of a row a snapshot; the first block with a content counts."""
         block = self._live[row]
-        if not self.has_snapshots or snapshot.digest in self._snapshots or self._pool.name_of(block) is not None:
+        if (
+            not self.has_snapshots
+            or snapshot.digest in self._snapshots
+            or self._pool.name_of(block) is not None
+        ):
             return
         self._pool.give_name(block, (0, snapshot.digest))
         self._snapshots[snapshot.digest] = snapshot, block
@@ -168,7 +177,9 @@ class States:
     def roots_of(self, block: int) -> frozenset[bytes]:
         """The roots of a snapshot."""
         name = self._pool.name_of(block)
-        return frozenset() if name is None else self._snapshots[name[1]][0].roots
+        if name is None:
+            return frozenset()
+        return self._snapshots[name[1]][0].roots
 
     def forget(self, roots: frozenset[bytes] | None) -> None:
         """Erase the snapshots with one of these roots, or all. Holders keep their blocks, unfindable."""
@@ -184,10 +195,16 @@ class States:
         self._pool.check_integrity(live)
         for digest, (snapshot, block) in self._snapshots.items():
             assert self._pool.name_of(block) == (0, digest), f"state {block} has another name"
-            assert block not in live, f"snapshot {block} is the state of a row, which would overwrite it"
-            assert self._following[snapshot.parent][snapshot.ids] == digest, "the index of snapshots differs"
+            assert block not in live, (
+                f"snapshot {block} is the state of a row, which would overwrite it"
+            )
+            assert self._following[snapshot.parent][snapshot.ids] == digest, (
+                "the index of snapshots differs"
+            )
         listed = sum([len(each) for each in self._following.values()])
-        assert listed == len(self._snapshots), f"{listed} of {len(self._snapshots)} snapshots are in the index"
+        assert listed == len(self._snapshots), (
+            f"{listed} of {len(self._snapshots)} snapshots are in the index"
+        )
 
     def _taken(self, name: BlockName) -> None:
         """Erase the snapshot whose block the pool takes."""

@@ -17,22 +17,23 @@ def main(argv: Sequence[str] | None = None, begun: float | None = None) -> int:
 
     Returns:
         0 after SIGINT or SIGTERM, 1 if the engine died or hung, 2 if a setting is wrong, 3 if a process on another host
-        was lost. A process with a `node_rank` other than 0 has the statuses of docs/hosts.md.
+        was lost. A process with a `node_rank` other than 0 has the statuses of docs/deployment.md.
     """
-    from orca_jax.console import lasting_output
+    from orca_jax.helpers.console import lasting_output
 
     with lasting_output():
         return _main(argv, time.monotonic() if begun is None else begun)
 
 
 def _main(argv: Sequence[str] | None, begun: float) -> int:
-    from orca_jax.errors import ConfigError
     from orca_jax.flags import flag_message
     from orca_jax.serve.args import parse_args
+    from orca_jax.values.errors import ConfigError
 
     try:
         config = parse_args(argv)
-        from orca_jax.serve.server import serve  # after the flags, so that help and errors come at once
+        # after the flags, so that help and errors come at once
+        from orca_jax.serve.server import serve
 
         return serve(config, begun)
     except ConfigError as error:

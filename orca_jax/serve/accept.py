@@ -8,11 +8,12 @@ import ssl
 from collections.abc import Callable, Collection
 from typing import Any
 
-from orca_jax.errors import ConfigError
 from orca_jax.link.open_files import file_limit, free_files
 from orca_jax.serve.connection import Connection, IdleConnections
+from orca_jax.values.errors import ConfigError
 
-RESERVED_FILES = 64  # for the engine's link, the processes of chat templates, files of models, and exports
+# for the engine's link, the processes of chat templates, files of models, and exports
+RESERVED_FILES = 64
 MIN_CONNECTIONS = 16
 ACCEPTS_PER_TURN = 64  # of the event loop
 PAUSE_SECONDS = 1.0  # after the system refuses a connection
@@ -33,7 +34,9 @@ def connection_limit() -> int:
     if free < MIN_CONNECTIONS:
         limit = file_limit()
         needed = limit - free + MIN_CONNECTIONS
-        raise ConfigError(f"the limit of open files is {limit}; allow at least {needed}, for example by ulimit -n 4096")
+        raise ConfigError(
+            f"the limit of open files is {limit}; allow at least {needed}, for example by ulimit -n 4096"
+        )
     return free
 
 
@@ -71,9 +74,15 @@ class Acceptor:
         self._connections = connections
         self._evicted: Connection | None = None  # until it is lost
         self._limit = limit
-        limits = {"ssl_handshake_timeout": handshake_timeout, "ssl_shutdown_timeout": TLS_END_SECONDS}
-        self._tls: dict[str, Any] = {} if context is None else {"ssl": context, **limits}
-        self._starting: dict[Connection, asyncio.Task[None]] = {}  # the oldest first; the last ones may be made already
+        self._tls: dict[str, Any] = {}
+        if context is not None:
+            self._tls = {
+                "ssl": context,
+                "ssl_handshake_timeout": handshake_timeout,
+                "ssl_shutdown_timeout": TLS_END_SECONDS,
+            }
+        # the oldest first; the last ones may be made already
+        self._starting: dict[Connection, asyncio.Task[None]] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._last_warning = float("-inf")
         listener.setblocking(False)
@@ -95,7 +104,9 @@ class Acceptor:
             if self._num_open() >= self._limit:
                 if turn > 0:
                     return  # perhaps no client is waiting any more
-                self._warn(f"{self._limit} connections are open, as many as the limit of open files allows")
+                self._warn(
+                    f"{self._limit} connections are open, as many as the limit of open files allows"
+                )
                 if not self._make_room():
                     self._loop.remove_reader(self._listener.fileno())
                     self._idle.on_change = self._on_room
@@ -127,7 +138,9 @@ class Acceptor:
 
     def _num_open(self) -> int:
         most = len(self._connections) + len(self._starting)
-        return most if most < self._limit else most - sum(one in self._connections for one in self._starting)
+        if most < self._limit:
+            return most
+        return most - sum(one in self._connections for one in self._starting)
 
     def _make_room(self) -> bool:
         """Close a connection without a request, or else the oldest handshake; return False if there is neither."""

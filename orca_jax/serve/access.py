@@ -15,11 +15,11 @@ from pathlib import Path
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS, WEIGHT_VERSION, error_response
+from orca_jax.serve.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.request_context import HostCheck
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import ConfigError, reason_of
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
 ROOT = "/"  # open to HEAD: some clients look for a server there, without a key
@@ -59,7 +59,9 @@ class Access:
         if not self._digests or scope["type"] == "lifespan" or self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "an API key is required"})
+            await send(
+                {"type": "websocket.close", "code": 1008, "reason": "an API key is required"}
+            )
         else:
             caller = self._caller(scope)
             if isinstance(caller, ApiError):
@@ -72,8 +74,11 @@ class Access:
         """True if the router takes this call to an open route: the exact path, in no other spelling."""
         if scope["type"] != "http":
             return False
-        paths = self._open_paths if scope["method"] in OPEN_METHODS else ()
-        paths = self._own_keys if scope["method"] == "POST" else paths
+        paths: Collection[str] = ()
+        if scope["method"] == "POST":
+            paths = self._own_keys
+        elif scope["method"] in OPEN_METHODS:
+            paths = self._open_paths
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return path in paths or (scope["method"] == "HEAD" and path == ROOT)
 
@@ -85,14 +90,18 @@ class Access:
             if len(values) > 1 or scheme.lower() != b"bearer":
                 return _refuse("the Authorization header must be a single 'Bearer KEY'")
         else:
-            tokens = {value.strip() for name, value in scope["headers"] if name.lower() in _KEY_HEADERS}
+            tokens = {
+                value.strip() for name, value in scope["headers"] if name.lower() in _KEY_HEADERS
+            }
             if not tokens:
                 return _refuse("no API key; send one in the header 'Authorization: Bearer KEY'")
             if len(tokens) > 1:
                 return _refuse(f"the headers {' and '.join(KEY_HEADERS)} must have one key")
             (token,) = tokens
         presented = self._digest(token.strip())
-        return presented.hex() if self._is_known(presented) else _refuse("the API key is not one of this server's")
+        if not self._is_known(presented):
+            return _refuse("the API key is not one of this server's")
+        return presented.hex()
 
     def _is_known(self, presented: bytes) -> bool:
         """True for a key of this server. The time does not depend on the key or on the number of right characters."""
@@ -167,7 +176,9 @@ def with_host_check(app: ASGIApp, config: ServerConfig, *, has_keys: bool) -> AS
     `--allowed-hosts` turns the check on for every server on a port. A Unix socket cannot be reached by a web page. On
     other addresses clients use names that the server does not know, such as those of services in a cluster.
     """
-    if config.uds is not None or not (config.allowed_hosts or (not has_keys and _is_on_loopback(config.host))):
+    if config.uds is not None or not (
+        config.allowed_hosts or (not has_keys and _is_on_loopback(config.host))
+    ):
         return app
     return HostCheck(app, (config.host, *config.allowed_hosts), config.allowed_origins)
 
@@ -201,10 +212,15 @@ def read_key_file(path: Path, param: str) -> list[str]:
     for key in keys:
         _check(key, param, f"{flag} {path}")
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        logger.warning("every user of this machine can read %s; run chmod 600 on it to keep its keys secret", path)
+        logger.warning(
+            "every user of this machine can read %s; run chmod 600 on it to keep its keys secret",
+            path,
+        )
     return keys
 
 
 def _check(key: str, param: str, where: str) -> None:
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"{where}: a key must consist of printable ASCII characters without spaces", param=param)
+        raise ConfigError(
+            f"{where}: a key must consist of printable ASCII characters without spaces", param=param
+        )

@@ -7,16 +7,21 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, request_response
 
-from orca_jax.checks import adapter_name_fault
-from orca_jax.errors import ConfigError, RequestError
 from orca_jax.link.errors import LinkError
-from orca_jax.openai.errors import ApiError, api_error
-from orca_jax.openai.model import Service
-from orca_jax.openai.schema.admin import UpdatedWeights, load_parser, unload_parser, update_weights_parser
 from orca_jax.serve.access import Access, read_key_file
 from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response
+from orca_jax.serve.openai.errors import ApiError, api_error
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.schema.admin import (
+    UpdatedWeights,
+    load_parser,
+    unload_parser,
+    update_weights_parser,
+)
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.checks import adapter_name_fault
+from orca_jax.values.errors import ConfigError, RequestError
 
 ADMIN_PATH = "/update_weights_from_disk"
 
@@ -43,19 +48,25 @@ def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
 
 async def _update(service: Service, root: Path, request: Request) -> Response:
     """Replace the weights, and answer when new requests get the new ones. Raises ApiError."""
-    call, ignored = await read_request(request, update_weights_parser, service)
+    call, ignored, _ = await read_request(request, update_weights_parser, service)
     source = _folder(root, call.model_path)
     if source is None:
-        raise ApiError(400, "model_path must be a folder below that of --weights-root", "model_path")
+        raise ApiError(
+            400, "model_path must be a folder below that of --weights-root", "model_path"
+        )
     try:
         version = await service.client.update_weights(
             str(source), call.weight_version, aborts=bool(call.abort_all_requests)
         )
     except RequestError as error:
-        raise ApiError(400, error.message, "model_path" if error.param == "model" else error.param) from None
+        raise ApiError(
+            400, error.message, "model_path" if error.param == "model" else error.param
+        ) from None
     except LinkError as error:
         raise api_error(error, service.config.overload_status) from None
-    answer = UpdatedWeights(success=True, message="the weights were replaced", weight_version=version)
+    answer = UpdatedWeights(
+        success=True, message="the weights were replaced", weight_version=version
+    )
     return json_response(answer, headers=report_ignored(service, ignored))
 
 
@@ -64,7 +75,8 @@ def _folder(root: Path, name: str) -> Path | None:
     try:
         path = (root / name).resolve()
         return path if path.is_relative_to(root) and path.is_dir() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a null character, or a loop of links
+    # too long, with a null character, or a loop of links
+    except (OSError, ValueError, RuntimeError):
         return None
 
 
@@ -74,24 +86,30 @@ def adapter_routes(service: Service) -> list[Route]:
     if folder is None:
         return []
     return [
-        Route("/v1/load_lora_adapter", partial(_load, service, Path(folder).resolve()), methods=["POST"]),
+        Route(
+            "/v1/load_lora_adapter",
+            partial(_load, service, Path(folder).resolve()),
+            methods=["POST"],
+        ),
         Route("/v1/unload_lora_adapter", partial(_unload, service), methods=["POST"]),
     ]
 
 
 async def _load(service: Service, folder: Path, request: Request) -> Response:
-    call, ignored = await read_request(request, load_parser, service)
+    call, ignored, _ = await read_request(request, load_parser, service)
     fault = adapter_name_fault(call.lora_name)
     if fault is not None:
         raise ApiError(400, f"lora_name {fault}", "lora_name")
     path = _inside(folder, call.lora_path)
     note = await service.load_adapter(call.lora_name, str(path))
-    text = f"Success: LoRA adapter '{call.lora_name}' added successfully." + (f" Note: {note}." if note else "")
+    text = f"Success: LoRA adapter '{call.lora_name}' added successfully."
+    if note:
+        text += f" Note: {note}."
     return PlainTextResponse(text, headers=report_ignored(service, ignored))
 
 
 async def _unload(service: Service, request: Request) -> Response:
-    call, ignored = await read_request(request, unload_parser, service)
+    call, ignored, _ = await read_request(request, unload_parser, service)
     await service.unload_adapter(call.lora_name)
     text = f"Success: LoRA adapter '{call.lora_name}' removed successfully."
     return PlainTextResponse(text, headers=report_ignored(service, ignored))
@@ -103,6 +121,7 @@ def _inside(folder: Path, given: str) -> Path:
         path = (folder / given).resolve()
         if path != folder and path.is_relative_to(folder) and path.is_dir():
             return path
-    except (OSError, ValueError, RuntimeError):  # too long, with a null character, or a loop of links
+    # too long, with a null character, or a loop of links
+    except (OSError, ValueError, RuntimeError):
         pass
     raise ApiError(400, "lora_path must be a directory inside the server's --lora-dir", "lora_path")

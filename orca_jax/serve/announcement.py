@@ -5,7 +5,7 @@ import shlex
 import msgspec
 
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import EngineSummary
+from orca_jax.values.startup import EngineSummary
 
 
 def announcement(config: ServerConfig, url: str, summary: EngineSummary | None) -> str:
@@ -13,7 +13,9 @@ def announcement(config: ServerConfig, url: str, summary: EngineSummary | None) 
     name = config.names[0]
     body = {"model": name, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
     data = shlex.quote(msgspec.json.encode(body).decode())
-    options = "" if config.uds is None else f" --unix-socket {shlex.quote(config.uds)}"
+    options = ""
+    if config.uds is not None:
+        options += f" --unix-socket {shlex.quote(config.uds)}"
     if config.ssl_certfile is not None:
         options += f" --cacert {shlex.quote(config.ssl_certfile)}"
     if config.api_key or config.api_key_file is not None:
@@ -24,4 +26,6 @@ def announcement(config: ServerConfig, url: str, summary: EngineSummary | None) 
     ]
     if config.has_playground:
         lines.append(f"playground in the browser: {url}/")
-    return "\n".join(lines if summary is None else [*lines, summary.line(config.engine.model)])
+    if summary is not None:
+        lines.append(summary.line(config.engine.model))
+    return "\n".join(lines)

@@ -1,14 +1,12 @@
 """Makes a `ServerConfig` of flags and of the `--config` file. One flag per field, spelt as in vLLM."""
 
 import dataclasses
-import json
 import math
 import re
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from orca_jax.checks import require
 from orca_jax.flags import (
     BRIEF,
     FlagParser,
@@ -18,8 +16,9 @@ from orca_jax.flags import (
     program,
 )
 from orca_jax.flags.needs import changed, check_needs
-from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig, endpoint_fault
+from orca_jax.values.checks import json_value, require, short
+from orca_jax.values.request import MAX_LOGPROBS
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 _HOST_NAME = re.compile(r"[\w.-]*\w\.?", re.ASCII)
@@ -43,9 +42,12 @@ def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerCo
     Raises:
         ConfigError: as `parse_args`.
     """
-    args, given = parser.parse_args(argv), parser.given(argv)
+    args = parser.parse_args(argv)
+    given = parser.given(argv)
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     values["allowed_origins"] = _origins(values["allowed_origins"])
     config = ServerConfig(engine=engine_config_from_args(args), **values)
     check(config, given)
@@ -59,11 +61,15 @@ def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) != 1 or not words[0].startswith("["):
         return words
     try:
-        found = json.loads(words[0])
+        found = json_value(words[0])
     except ValueError:
         found = None
     holds = isinstance(found, list) and all(isinstance(origin, str) for origin in found)
-    require(holds, "allowed_origins", f"must be origins, or a list of them in JSON; got {words[0]}")
+    require(
+        holds,
+        "allowed_origins",
+        f"must be origins, or a list of them in JSON; got {short(words[0])}",
+    )
     return tuple(found)
 
 
@@ -73,14 +79,30 @@ def check(config: ServerConfig, given: Collection[str] = ()) -> None:
     Args:
         given: flags that count as set although they may have their default values.
     """
-    for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
+    for name in (
+        "host",
+        "uds",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "chat_template",
+        "generation_config",
+    ):
         require(getattr(config, name) != "", name, "must not be empty")
     for name in ("served_model_name", "api_key", "allowed_origins", "allowed_hosts"):
         require(all(getattr(config, name)), name, "must not be empty")
     for origin in config.allowed_origins:
-        is_origin = origin in ("*", "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) is not None
-        require(is_origin, "allowed_origins", f"must be *, or origins such as https://page.example; got {origin!r}")
+        is_origin = (
+            origin in ("*", "null")
+            or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) is not None
+        )
+        require(
+            is_origin,
+            "allowed_origins",
+            f"must be *, or origins such as https://page.example; got {short(origin)}",
+        )
     _check_address(config)
+    _check_defaults(config)
     _check_numbers(config)
     _check_kv_events(config)
     folder = config.lora_dir
@@ -96,10 +118,31 @@ def _check_address(config: ServerConfig) -> None:
     require(0 <= config.port <= 65535, "port", f"must be in 0..65535, got {config.port}")
     for name in config.allowed_hosts:
         holds = _HOST_NAME.fullmatch(name) is not None
-        require(holds, "allowed_hosts", f"must be names such as llm.example, without scheme and port; got {name!r}")
+        require(
+            holds,
+            "allowed_hosts",
+            f"must be names such as llm.example, without scheme and port; got {name!r}",
+        )
     root = config.root_path
-    holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
+    holds = not root or (
+        root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable()
+    )
     require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
+
+
+def _check_defaults(config: ServerConfig) -> None:
+    if not config.template_kwargs and not config.generation_overrides:
+        return
+    # most servers start sooner without it
+    from orca_jax.text.generation_config import read_generation_defaults
+    from orca_jax.text.template import RESERVED
+
+    reserved = sorted(RESERVED & config.template_kwargs.keys())
+    name = "default_chat_template_kwargs"
+    require(
+        not reserved, name, f"must not hold {', '.join(reserved)}, which each request has itself"
+    )
+    read_generation_defaults("", "none", config.generation_overrides)  # checks them
 
 
 def _check_hosts(config: ServerConfig) -> None:
@@ -112,18 +155,38 @@ def _check_hosts(config: ServerConfig) -> None:
     )
     timeout = config.control_timeout
     holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
-    require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
+    require(
+        holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}"
+    )
 
 
 def _check_numbers(config: ServerConfig) -> None:
-    for name in ("queue_timeout", "request_timeout", "read_timeout", "write_timeout", "step_timeout", "load_timeout"):
+    for name in (
+        "queue_timeout",
+        "request_timeout",
+        "read_timeout",
+        "write_timeout",
+        "step_timeout",
+        "load_timeout",
+    ):
         value = getattr(config, name)
         holds = value is None or (math.isfinite(value) and value > 0)
         require(holds, name, f"must be a positive number of seconds, got {value}")
     holds = math.isfinite(config.shutdown_timeout) and config.shutdown_timeout >= 0
-    require(holds, "shutdown_timeout", f"must be a number of seconds of at least 0, got {config.shutdown_timeout}")
-    holds = math.isfinite(config.heartbeat_timeout) and config.heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT
-    require(holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}")
+    require(
+        holds,
+        "shutdown_timeout",
+        f"must be a number of seconds of at least 0, got {config.shutdown_timeout}",
+    )
+    holds = (
+        math.isfinite(config.heartbeat_timeout)
+        and config.heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT
+    )
+    require(
+        holds,
+        "heartbeat_timeout",
+        f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}",
+    )
     for name, least in (
         ("max_num_queued_reqs", 0),
         ("max_num_queued_tokens", 1),

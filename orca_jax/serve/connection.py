@@ -12,8 +12,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from orca_jax.openai.errors import NO_RETRY, ApiError
 from orca_jax.serve.handlers import error_response
+from orca_jax.serve.openai.errors import NO_RETRY, ApiError
 from orca_jax.serve.request_context import NO_SNIFFING
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -23,9 +23,13 @@ _SLICE = 4 * 2**10  # bytes: the precision of the limit on headers
 logger = logging.getLogger(__name__)
 
 
-def connection_class(read_timeout: float, write_timeout: float, idle: "IdleConnections") -> Callable[..., "Connection"]:
+def connection_class(
+    read_timeout: float, write_timeout: float, idle: "IdleConnections"
+) -> Callable[..., "Connection"]:
     """A protocol class for uvicorn, with these limits in seconds. Connections without a request are in `idle`."""
-    return functools.partial(Connection, read_timeout=read_timeout, write_timeout=write_timeout, idle=idle)
+    return functools.partial(
+        Connection, read_timeout=read_timeout, write_timeout=write_timeout, idle=idle
+    )
 
 
 class IdleConnections:
@@ -79,7 +83,9 @@ def _check(request: h11.Request) -> None:
     if not request.http_version.startswith(b"1."):
         raise h11.RemoteProtocolError("another major version of HTTP", error_status_hint=505)
     names = [name for name, _ in request.headers]
-    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+    if b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version < b"1.1"
+    ):
         raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length or in HTTP/1.0")
 
 
@@ -121,7 +127,11 @@ class Connection(H11Protocol):
         """Parse the bytes, headers in slices: h11 checks the length of incomplete headers only."""
         if self._read_timer is None:
             self._read_timer = self.loop.call_later(self._read_timeout, self._read_too_slow)
-        while len(data) > _SLICE and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        while (
+            len(data) > _SLICE
+            and self.conn.their_state is h11.IDLE
+            and not self.transport.is_closing()
+        ):
             super().data_received(data[:_SLICE])
             data = data[_SLICE:]
         if not self.transport.is_closing():
@@ -161,7 +171,9 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_read_timer()
-        self._idle.update(self, is_idle=self.conn.their_state is h11.IDLE and not self.transport.is_closing())
+        self._idle.update(
+            self, is_idle=self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        )
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not valid HTTP; uvicorn calls this in its `except` block."""
@@ -171,7 +183,9 @@ class Connection(H11Protocol):
             message = f"the headers exceed {MAX_HEADER_BYTES} bytes"
             self._answer(ApiError(431, message, code="headers_too_large"))
         elif status == 505:
-            self._answer(ApiError(505, "the version must be HTTP/1.1", code="http_version_not_supported"))
+            self._answer(
+                ApiError(505, "the version must be HTTP/1.1", code="http_version_not_supported")
+            )
         else:
             self._answer(ApiError(400, "not a valid HTTP/1.1 request", code="invalid_http"))
 
@@ -186,15 +200,25 @@ class Connection(H11Protocol):
 
     def _answer(self, error: ApiError) -> None:
         """Send the error if no answer has begun, and close the connection."""
-        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
+        # None before the first request
+        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)
         is_open = cycle is not None and not cycle.response_complete
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             scope = dict(cycle.scope) if cycle is not None and is_open else None
             body = error.encode() if scope is None else bytes(error_response(error, scope).body)
-            extra = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            extra = {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+            }
             headers = [*self.server_state.default_headers, NO_SNIFFING]
-            headers += [(name.encode(), value.encode()) for name, value in {**error.headers, **extra}.items()]
-            start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
+            headers += [
+                (name.encode(), value.encode())
+                for name, value in {**error.headers, **extra}.items()
+            ]
+            start = h11.Response(
+                status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status]
+            )
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if cycle is not None and is_open:
@@ -214,7 +238,10 @@ class Connection(H11Protocol):
     def _check_writing(self, stuck: int) -> None:
         size = self.transport.get_write_buffer_size()
         if 0 < stuck <= size:
-            logger.info("closed a connection: the client read nothing for %g s (--write-timeout)", self._write_timeout)
+            logger.info(
+                "closed a connection: the client read nothing for %g s (--write-timeout)",
+                self._write_timeout,
+            )
             self.transport.abort()
         else:
             self._watch_writing(size)

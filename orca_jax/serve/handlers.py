@@ -1,28 +1,41 @@
-"""The handler of completions and chats: reads a body and answers whole, as server-sent events, or not at all."""
+"""The handlers of calls that generate: read a body, and answer whole, as server-sent events, or not at all."""
 
-import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca_jax.openai import embeddings
-from orca_jax.openai.answer import Renderer, StreamRenderer, whole_answer
-from orca_jax.openai.endpoints import Endpoint
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import ClientGone, Generation, Job
-from orca_jax.openai.messages.errors import REQUEST_ID, encode_error, is_anthropic
-from orca_jax.openai.model import Service
-from orca_jax.openai.schema import embedding_parser
-from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.sampling import StreamOptions
-from orca_jax.openai.schema.tolerant import Ignored
+from orca_jax.serve.openai import embeddings
+from orca_jax.serve.openai.answer import Renderer, StreamRenderer, whole_answer
+from orca_jax.serve.openai.endpoints import Endpoint
+from orca_jax.serve.openai.errors import TOO_LONG, ApiError
+from orca_jax.serve.openai.generation import ClientGone, Generation, Job
+from orca_jax.serve.openai.messages import conversion as messages
+from orca_jax.serve.openai.messages.answer import MessagesRenderer
+from orca_jax.serve.openai.messages.errors import (
+    REQUEST_ID,
+    VERSION_HEADER,
+    encode_error,
+    is_anthropic,
+)
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.responses.api import ResponseCall
+from orca_jax.serve.openai.responses.renderer import ResponseRenderer
+from orca_jax.serve.openai.responses.store import ResponseStore, is_long
+from orca_jax.serve.openai.schema import embedding_parser, messages_parser, responses_parser
+from orca_jax.serve.openai.schema.messages import MessagesRequest
+from orca_jax.serve.openai.schema.parse import BodyParser
+from orca_jax.serve.openai.schema.sampling import CompletionFields, StreamOptions
+from orca_jax.serve.openai.schema.tolerant import Ignored
+from orca_jax.serve.openai.work import SMALL_BODY
+from orca_jax.text.work_threads import STORED
 
 WEIGHT_VERSION = "x-orca-weight-version"  # header of an answer, if the weights can be replaced
 
@@ -35,10 +48,12 @@ def version_header(generation: Generation) -> dict[str, str]:
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The error as an HTTP response, in the format of the API that the call belongs to."""
-    body, headers = error.encode(), error.headers
+    body = error.encode()
+    headers = error.headers
     if is_anthropic(scope):
         request_id = scope.get("state", {}).get("request_id", "")
-        body, headers = encode_error(error, request_id), {REQUEST_ID: request_id, **headers}
+        body = encode_error(error, request_id)
+        headers = {REQUEST_ID: request_id, **headers}
     return Response(body, error.status, headers, media_type="application/json")
 
 
@@ -64,40 +79,51 @@ class EventStream(Response):
         options: StreamOptions | None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        )
         del self.headers["content-length"]
         self._generation = generation
         self._renderer = renderer
-        self._has_running_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
+        self._has_started = False
+        self._has_running_usage = options is not None and bool(
+            options.include_usage and options.continuous_usage_stats
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ApiError if nothing has been sent yet; later errors are events."""
-        has_started = False
         with contextlib.suppress(ClientGone):
             try:
-                async with contextlib.aclosing(self._events(receive)) as events:
-                    async for event in events:
-                        if not has_started:
-                            has_started = True
-                            self.headers.update(version_header(self._generation))
-                            start = {"status": self.status_code, "headers": self.raw_headers}
-                            await send({"type": "http.response.start", **start})
-                        await send({"type": "http.response.body", "body": event, "more_body": True})
+                await self._send_events(receive, send)
             except ApiError as error:
-                if not has_started:
+                if not self._has_started:
                     raise
                 event = self._renderer.failure(error)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send_events(self, receive: Receive, send: Send) -> None:
+        """Send the headers with the first event, and all events. Raises ApiError."""
+        async with contextlib.aclosing(self._events(receive)) as events:
+            async for event in events:
+                if not self._has_started:
+                    self._has_started = True
+                    self.headers.update(version_header(self._generation))
+                    start = {"status": self.status_code, "headers": self.raw_headers}
+                    await send({"type": "http.response.start", **start})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
         """Yield the events; those that arrived together are joined."""
-        generation, chunk, silence = self._generation, self._renderer.chunk, self._renderer.silence
+        generation = self._generation
+        chunk = self._renderer.chunk
+        silence = self._renderer.silence
         is_late = False
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
                 if generation.weight_version is None:
-                    is_late = generation.has_versions  # the headers leave before the version is known
+                    # the headers leave before the version is known
+                    is_late = generation.has_versions
                 elif is_late:
                     is_late = False
                     yield b": %b: %d\n\n" % (WEIGHT_VERSION.encode(), generation.weight_version)
@@ -111,20 +137,19 @@ class EventStream(Response):
         yield self._renderer.end(generation.usage())
 
 
-LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
-CUT_LIMIT = "x-orca-max-tokens"  # header of an answer: the limit, if that of the call exceeds the context
+# header of an answer: the limit, if that of the call exceeds the context
+CUT_LIMIT = "x-orca-max-tokens"
 OTHER_FIELD = "other"  # label of the metric for fields that only --unknown-fields accepts
-MAX_NAMES, MAX_NAMED = 32, 128  # names in the header, and characters of each
+MAX_NAMES = 32  # in the header
+MAX_NAMED = 128  # characters of each
+_OF_ANTHROPIC = ("anthropic-beta", VERSION_HEADER)  # of all its clients; without effect
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 async def complete(endpoint: Endpoint, service: Service, request: Request) -> Response:
     """Answer a call to one of the endpoints that generate. Raises ApiError."""
-    call, ignored = await read_request(request, endpoint.parser, service)
-    service.check_model(call.model)
-    state = request.scope["state"]
-    job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
+    call, ignored, job = await prepared_job(endpoint, service, request)
     headers = headers_of(service, job, ignored)
     renderer = endpoint.renderer(service.model.tokenizer, job, call)
     generation = Generation(service, job)
@@ -133,23 +158,122 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
     return await answer_whole(generation, renderer, request, headers)
 
 
+async def prepared_job(
+    endpoint: Endpoint, service: Service, request: Request
+) -> tuple[Any, Ignored, Job]:
+    """Read a call, and prepare it for the engine. Returns also its ignored fields. Raises ApiError."""
+    call, ignored, num_bytes = await read_request(request, endpoint.parser, service)
+    service.check_model(call.model)
+    if call.stream and service.config.enable_force_include_usage:
+        call = with_usage(call)
+    state = request.scope["state"]
+    prepare = partial(endpoint.prepare, service, call, state["request_id"], state["caller"])
+    return call, ignored, await service.work.prepare(num_bytes, prepare)
+
+
+def with_usage[T: CompletionFields](call: T) -> T:
+    """The call, with token counts at the end of its stream."""
+    options = call.stream_options or StreamOptions()
+    forced = msgspec.structs.replace(options, include_usage=True)
+    return msgspec.structs.replace(call, stream_options=forced)
+
+
+async def respond(service: Service, store: ResponseStore, request: Request) -> Response:
+    """Answer a call for a response, whole or as a stream. Raises ApiError."""
+    asked, ignored = await read_response_call(service, store, request)
+    state = request.scope["state"]
+    try:
+        make = partial(asked.job, state["request_id"])
+        job = await service.work.prepare(asked.num_bytes, make)
+    except ApiError as error:
+        if not asked.call.stream or error.code != TOO_LONG:
+            raise
+        return Response(asked.renderer().failure(error), media_type="text/event-stream")
+    headers = headers_of(service, job, ignored)
+    generation = Generation(service, job)
+    renderer = asked.renderer(job, generation.usage)
+    if asked.call.stream:
+        return EventStream(generation, renderer, None, headers)
+    return await _answered(_whole_response(generation, renderer, request), generation, headers)
+
+
+async def _whole_response(
+    generation: Generation, renderer: ResponseRenderer, request: Request
+) -> bytes:
+    """Run a call to its end and return the response as JSON. Raises ApiError and ClientGone."""
+    async with contextlib.aclosing(generation.pieces(request.receive)) as batches:
+        async for pieces in batches:
+            for piece in pieces:
+                renderer.chunk(piece, None)
+    return renderer.answer(generation.usage())
+
+
+async def read_response_call(
+    service: Service, store: ResponseStore, request: Request
+) -> tuple[ResponseCall, Ignored]:
+    """Read a call for a response, with the stored part of its conversation. Raises ApiError."""
+    call, ignored, num_bytes = await read_request(request, responses_parser, service)
+    service.check_model(call.model)
+    caller = request.scope["state"]["caller"]
+    make = partial(ResponseCall, service, store, call, caller, num_bytes)
+    if num_bytes < SMALL_BODY and not is_long(call):
+        return make(), ignored
+    return await service.work.run_work(STORED, make), ignored
+
+
+async def create_message(service: Service, request: Request) -> Response:
+    """Answer a call for a message, whole or as a stream. Raises ApiError."""
+    call, ignored, num_bytes = await read_message_call(service, request)
+    state = request.scope["state"]
+    make = partial(messages.prepare, service, call, state["request_id"], state["caller"])
+    job = await service.work.prepare(num_bytes, make)
+    headers = {REQUEST_ID: state["request_id"], **headers_of(service, job, ignored)}
+    generation = Generation(service, job)
+    fills = messages.fills_context(service, call, job)
+    renderer = MessagesRenderer(job, generation.usage, state["request_id"], fills_context=fills)
+    if call.stream:
+        return EventStream(generation, renderer, None, headers)
+    return await answer_whole(generation, renderer, request, headers)
+
+
+async def read_message_call(
+    service: Service, request: Request
+) -> tuple[MessagesRequest, Ignored, int]:
+    """Read a call for a message. Returns also its ignored fields and headers, and its bytes. Raises ApiError."""
+    call, ignored, num_bytes = await read_request(request, messages_parser, service)
+    service.check_model(call.model)
+    sent = [name for name in _OF_ANTHROPIC if name in request.headers]
+    return call, Ignored((*ignored.known, *sent), ignored.unknown), num_bytes
+
+
 async def answer_whole(
     generation: Generation, renderer: Renderer, request: Request, headers: Mapping[str, str]
 ) -> Response:
     """Run a call to its end, and answer with its JSON. Raises ApiError."""
+    answer = whole_answer(generation, renderer, request.receive)
+    return await _answered(answer, generation, headers)
+
+
+async def _answered(
+    answer: Awaitable[bytes], generation: Generation, headers: Mapping[str, str]
+) -> Response:
+    """The response with the JSON of an answer. Raises ApiError."""
     try:
-        answer = await whole_answer(generation, renderer, request.receive)
+        body = await answer
     except ClientGone:
         return Silence()
-    return Response(answer, headers={**headers, **version_header(generation)}, media_type="application/json")
+    return Response(
+        body, headers={**headers, **version_header(generation)}, media_type="application/json"
+    )
 
 
 async def embed(service: Service, request: Request) -> Response:
     """Answer with the embeddings of the inputs of a call. Raises ApiError."""
-    call, ignored = await read_request(request, embedding_parser, service)
+    call, ignored, num_bytes = await read_request(request, embedding_parser, service)
     service.check_model(call.model)
     state = request.scope["state"]
-    job = await embeddings.prepare(service, call, state["request_id"], state["caller"])
+    prepare = partial(embeddings.prepare, service, call, state["request_id"], state["caller"])
+    job = await service.work.prepare(num_bytes, prepare)
     headers = report_ignored(service, ignored)
     try:
         answer = await embeddings.run(service, job, request.receive)
@@ -162,17 +286,21 @@ async def embed(service: Service, request: Request) -> Response:
 
 async def read_request[T: msgspec.Struct](
     request: Request, parser: BodyParser[T], service: Service
-) -> tuple[T, Ignored]:
-    """Read and parse the body of a call. Returns also its ignored fields. Raises ApiError."""
+) -> tuple[T, Ignored, int]:
+    """Read and parse the body of a call. Returns also its ignored fields, and its bytes. Raises ApiError."""
     body = await read_json_body(request, service.config.max_body_bytes)
     parse = partial(parser.parse, body, ignores_unknown=service.config.unknown_fields == "ignore")
-    return parse() if len(body) < LARGE_BODY else await asyncio.to_thread(parse)
+    return *await service.work.read(len(body), parse), len(body)
 
 
 def headers_of(service: Service, job: Job, ignored: Ignored) -> dict[str, str]:
     """The headers that name what an answer leaves out: fields, keywords of schemas, and a limit beyond the context."""
-    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), (*ignored.unknown, *job.left_out)))
-    return headers if job.cut_limit is None else headers | {CUT_LIMIT: str(job.cut_limit)}
+    headers = report_ignored(
+        service, Ignored((*ignored.known, *job.ignored), (*ignored.unknown, *job.left_out))
+    )
+    if job.cut_limit is not None:
+        headers[CUT_LIMIT] = str(job.cut_limit)
+    return headers
 
 
 def report_ignored(service: Service, ignored: Ignored) -> dict[str, str]:
@@ -180,8 +308,9 @@ def report_ignored(service: Service, ignored: Ignored) -> dict[str, str]:
     if not any(ignored):
         return {}
     service.observer.fields_ignored([*ignored.known, *([OTHER_FIELD] if ignored.unknown else [])])
-    names = [_NOT_IN_NAMES.sub("_", name[:MAX_NAMED]) for name in (*ignored.known, *ignored.unknown)]
-    return {IGNORED_FIELDS: ", ".join(names[:MAX_NAMES] + ["..."] * (len(names) > MAX_NAMES))}
+    names = (*ignored.known, *ignored.unknown)
+    shown = [_NOT_IN_NAMES.sub("_", name[:MAX_NAMED]) for name in names[:MAX_NAMES]]
+    return {IGNORED_FIELDS: ", ".join(shown + ["..."] * (len(names) > MAX_NAMES))}
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:
@@ -189,9 +318,16 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
     # Browsers send other types across origins without a preflight, so a web page could drive a local server.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(415, "the content-type must be application/json", code="unsupported_media_type")
-    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
-        message = f"the content-encoding {coding!r} is not supported; send the body without compression"
+        raise ApiError(
+            415, "the content-type must be application/json", code="unsupported_media_type"
+        )
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in (
+        "",
+        "identity",
+    ):
+        message = (
+            f"the content-encoding {coding!r} is not supported; send the body without compression"
+        )
         raise ApiError(415, message, code="unsupported_content_encoding")
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > max_bytes:
@@ -205,4 +341,6 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large")
+    return ApiError(
+        413, f"the body exceeds {max_bytes} bytes (--max-body-bytes)", code="request_too_large"
+    )

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.errors import EngineError
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.errors import LinkError
-from orca_jax.link.wire import Submit
-from orca_jax.openai.model import Service
-from orca_jax.request import SamplingParams
-from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.link.wire import Rejected, Submit
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.telemetry.observer import ServerObserver
+from orca_jax.values.errors import EngineError
+from orca_jax.values.request import RequestUpdate, SamplingParams
 
 GENERATE_SECONDS = 5.0  # for one token, time in the queue included
 NO_STORE = {"cache-control": "no-store"}
@@ -23,8 +23,8 @@ NO_STORE = {"cache-control": "no-store"}
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-def health_routes(service: Service) -> list[Route]:
-    """`/live`, `/ready`, `/health`, `/health_generate` and `/load`."""
+def health_routes(service: Service, *, has_keys: bool) -> list[Route]:
+    """`/live`, `/ready`, `/health`, `/health_generate` and `/load`. With keys, `/health` shows nothing of files."""
 
     def answer(body: dict[str, object]) -> Response:
         return _json(body, 200 if service.is_ready else 503)
@@ -33,12 +33,14 @@ def health_routes(service: Service) -> list[Route]:
         return _json({"status": "live"})
 
     async def health(request: Request) -> Response:
-        return answer(_health(service))
+        return answer(_health(service, shows_reasons=not has_keys))
 
     async def ready(request: Request) -> Response:
         summary = service.client.summary
-        details = {} if summary is None or not service.is_ready else {"engine": summary}
-        return answer({**_health(service), **details})
+        state = _health(service, shows_reasons=True)
+        if summary is not None and service.is_ready:
+            state["engine"] = summary
+        return answer(state)
 
     async def generate(request: Request) -> Response:
         try:
@@ -80,10 +82,17 @@ def root_route() -> Route:
     return Route("/", root, methods=["GET"], include_in_schema=False)
 
 
-def _health(service: Service) -> dict[str, object]:
+def _health(service: Service, *, shows_reasons: bool) -> dict[str, object]:
+    """The state of the engine. Reasons of lost adapters have paths of files."""
     client = service.client
-    body: dict[str, object] = {"status": _state(service), "running": client.running, "waiting": client.waiting}
-    details = {"attention_self_test": client.self_tests, "lost_adapters": client.adapters.lost}
+    body: dict[str, object] = {
+        "status": _state(service),
+        "running": client.running,
+        "waiting": client.waiting,
+    }
+    lost = client.adapters.lost
+    shown = lost if shows_reasons else dict.fromkeys(lost, "see /ready, with a key")
+    details = {"attention_self_test": client.self_tests, "lost_adapters": shown}
     return body | {name: value for name, value in details.items() if value}
 
 
@@ -101,13 +110,17 @@ async def _generate(service: Service) -> None:
     """
     probe = Submit(service.client.new_request_id(), [0], _ONE_TOKEN)
     async with service.client.open([probe], Deadlines(total=GENERATE_SECONDS)) as call:
-        while True:
-            for message in await call.receive():
-                reason = getattr(message, "finish_reason", "error")
-                if reason in ("stop", "length"):
-                    return
-                if reason is not None:
-                    raise EngineError("the engine generated nothing")
+        is_done = False
+        while not is_done:
+            is_done = any([_is_last(message) for message in await call.receive()])
+
+
+def _is_last(message: RequestUpdate | Rejected) -> bool:
+    """True for the end of a request that generated something. Raises EngineError for another end."""
+    reason = getattr(message, "finish_reason", "error")
+    if reason not in (None, "stop", "length"):
+        raise EngineError("the engine generated nothing")
+    return reason is not None
 
 
 def _json(value: object, status: int = 200) -> Response:

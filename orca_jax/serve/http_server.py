@@ -8,13 +8,13 @@ from functools import partial
 
 import uvicorn
 
-from orca_jax.openai.model import Service
 from orca_jax.serve.accept import Acceptor, connection_limit
 from orca_jax.serve.app import create_app
 from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
+from orca_jax.serve.openai.model import Service
 from orca_jax.serve.root_path import RootPath
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
 
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 
@@ -27,7 +27,11 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, service: Service, config: ServerConfig, observer: ServerObserver, context: ssl.SSLContext | None
+        self,
+        service: Service,
+        config: ServerConfig,
+        observer: ServerObserver,
+        context: ssl.SSLContext | None,
     ) -> None:
         connection_limit()  # raises if it is too low
         app = create_app(service, config, observer)
@@ -56,7 +60,8 @@ class HttpServer(uvicorn.Server):
         """Accept connections of the one socket."""
         assert sockets is not None
         (listener,) = sockets
-        idle, settings = IdleConnections(), self._settings
+        idle = IdleConnections()
+        settings = self._settings
         make_connection = connection_class(settings.read_timeout, settings.write_timeout, idle)
         self._acceptor = Acceptor(
             listener,

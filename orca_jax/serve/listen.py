@@ -9,11 +9,12 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from orca_jax.errors import ConfigError, reason_of
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import ConfigError, reason_of
 
 BACKLOG = 2048
-SEND_BUFFER = 128 * 2**10  # bytes per client in the kernel (Linux doubles them): how far a slow client may lag
+# bytes per client in the kernel (Linux doubles them): how far a slow client may lag
+SEND_BUFFER = 128 * 2**10
 KEEP_ALIVE_SECONDS = 60  # without traffic, after which the kernel probes the peer
 
 
@@ -34,9 +35,14 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            with contextlib.suppress(OSError):
-                if path.stat().st_ino == inode:  # otherwise another process has replaced the file
-                    path.unlink()
+            _remove(path, inode)
+
+
+def _remove(path: Path, inode: int) -> None:
+    """Remove the file of a socket, unless another process has replaced it."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == inode:
+            path.unlink()
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
@@ -56,14 +62,17 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         message = (
-            f"cannot be used with --ssl-keyfile: {error.strerror or error}; the key must fit and must not be encrypted"
+            f"cannot be used with --ssl-keyfile: {error.strerror or error}; the key must fit and "
+            "must not be encrypted"
         )
         raise ConfigError(message, param="ssl_certfile") from None
     if config.ssl_ca_certs is not None:
         try:
             context.load_verify_locations(config.ssl_ca_certs)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"cannot be used: {error.strerror or error}", param="ssl_ca_certs") from None
+            raise ConfigError(
+                f"cannot be used: {error.strerror or error}", param="ssl_ca_certs"
+            ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -84,13 +93,16 @@ def url_at(config: ServerConfig, host: str, port: int | None = None) -> str:
 
 
 def _listen_on_port(config: ServerConfig) -> socket.socket:
-    host, port = config.host, config.port
+    host = config.host
+    port = config.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ConfigError(f"{host!r} is not an address of this machine: {error.strerror}", param="host") from None
+        raise ConfigError(
+            f"{host!r} is not an address of this machine: {error.strerror}", param="host"
+        ) from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _limit_peers(listener, config.write_timeout)
@@ -103,7 +115,9 @@ def _listen_on_port(config: ServerConfig) -> socket.socket:
             message = f"port {port} on {host} is already in use; use --port to choose another one"
             raise ConfigError(message, param="port") from None
         param = "port" if error.errno == errno.EACCES else "host"
-        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}", param=param) from None
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error.strerror}", param=param
+        ) from None
     return listener
 
 
@@ -141,7 +155,9 @@ def _clear(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot listen on {path}: {reason_of(error)}", param="uds") from None
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is not a socket; remove it or choose another path", param="uds")
+        raise ConfigError(
+            f"{path} exists and is not a socket; remove it or choose another path", param="uds"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
@@ -152,7 +168,9 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise ConfigError(f"{path} is in use: {error.strerror or error}", param="uds") from None
         else:
-            raise ConfigError(f"{path} is already in use by another server; choose another path", param="uds")
+            raise ConfigError(
+                f"{path} is already in use by another server; choose another path", param="uds"
+            )
 
 
 def _check_readable(name: str | None, param: str) -> None:

@@ -8,29 +8,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.openai.messages.errors import has_version
-from orca_jax.openai.messages.models import messages_model, messages_models
-from orca_jax.openai.model import Service
-from orca_jax.openai.schema.answers import ModelCard, ModelList, Version
+from orca_jax.serve.openai.messages.errors import has_version
+from orca_jax.serve.openai.messages.models import messages_model, messages_models
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.schema.answers import ModelCard, ModelList, Version
 
 
 def model_routes(service: Service) -> list[Route]:
     """Build the routes about the served model and the server's version."""
 
     def card(name: str) -> ModelCard:
-        length, place = service.model.max_model_len, service.adapters.get(name)
+        length = service.model.max_model_len
+        place = service.adapters.get(name)
         if place is None or name in service.names:
             return ModelCard(name, service.started, length)
         return ModelCard(name, place.created, length, root=place.path, parent=service.names[0])
 
     async def models(request: Request) -> Response:
         cards = [card(name) for name in (*service.names, *service.adapters)]
-        return json_response(messages_models(cards) if has_version(request.scope) else ModelList(cards))
+        return json_response(
+            messages_models(cards) if has_version(request.scope) else ModelList(cards)
+        )
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         service.check_model(name)
-        return json_response(messages_model(card(name)) if has_version(request.scope) else card(name))
+        return json_response(
+            messages_model(card(name)) if has_version(request.scope) else card(name)
+        )
 
     async def version(request: Request) -> Response:
         return json_response(Version(metadata.version("orca-jax")))
@@ -42,6 +47,8 @@ def model_routes(service: Service) -> list[Route]:
     ]
 
 
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """An answer with `value` as JSON."""
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

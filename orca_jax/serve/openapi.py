@@ -10,13 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.openai.errors import ErrorEnvelope
-from orca_jax.openai.messages.answer import MessageAnswer
-from orca_jax.openai.messages.conversion import TokenCount
-from orca_jax.openai.messages.errors import MESSAGES, MessagesError
-from orca_jax.openai.model import Service
-from orca_jax.openai.responses.items import DeletedResponse, InputTokens, ModelResponse, ResponseItemList
-from orca_jax.openai.schema.answers import (
+from orca_jax.serve.access import KEY_HEADERS
+from orca_jax.serve.openai.errors import ErrorEnvelope
+from orca_jax.serve.openai.messages.answer import MessageAnswer
+from orca_jax.serve.openai.messages.conversion import TokenCount
+from orca_jax.serve.openai.messages.errors import MESSAGES, MessagesError
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.responses.items import (
+    DeletedResponse,
+    InputTokens,
+    ModelResponse,
+    ResponseItemList,
+)
+from orca_jax.serve.openai.schema.answers import (
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -28,15 +34,24 @@ from orca_jax.openai.schema.answers import (
     ServerLoad,
     Version,
 )
-from orca_jax.openai.schema.components import REF, request_schemas
-from orca_jax.openai.schema.embeddings import EmbeddingList
-from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized
-from orca_jax.serve.access import KEY_HEADERS
+from orca_jax.serve.openai.schema.components import REF, request_schemas
+from orca_jax.serve.openai.schema.embeddings import EmbeddingList
+from orca_jax.serve.openai.schema.tokens import Detokenized, Rendered, Tokenized
 
 Document = dict[str, Any]
 
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
-    *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
+    *(
+        ErrorEnvelope,
+        Completion,
+        ChatCompletion,
+        ChatChunk,
+        ModelCard,
+        ModelList,
+        Version,
+        Tokenized,
+        Detokenized,
+    ),
     EmbeddingList,
     Rendered,
     *(MessageAnswer, TokenCount, MessagesError),
@@ -59,7 +74,9 @@ _EVENTS = (
     " With `stream`, events with a chunk as `data`: a Completion, or a ChatChunk for chats. The last event is `[DONE]` "
     "or an ErrorEnvelope. Responses have OpenAI's events, the last one with the whole response."
 )
-_MESSAGE_EVENTS = " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
+_MESSAGE_EVENTS = (
+    " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
+)
 _OF_BODIES = (400, 404, 413, 415, 429)
 _OF_ENGINE = (408, 500)
 
@@ -71,19 +88,23 @@ def openapi_route(service: Service, *, has_keys: bool) -> Route:
     def document(is_known: bool) -> bytes:
         limits = {}
         if is_known:
-            limits = {"vocab_size": service.model.vocab_size - 1, "context": service.model.context - 1}
+            limits = {
+                "vocab_size": service.model.vocab_size - 1,
+                "context": service.model.context - 1,
+            }
         document = openapi_document(
             service.names,
             limits,
             has_keys,
-            takes_priority=service.config.engine.scheduling_policy == "priority",
+            takes_priority=not is_known or "priority" in service.client.reads,
             takes_unknown=service.config.unknown_fields == "ignore",
         )
         return msgspec.json.encode(document)
 
     async def openapi(request: Request) -> Response:
         is_known = service.is_ready
-        if is_known not in documents:  # in a thread: it takes a tenth of a second, and streams must not wait
+        # in a thread: it takes a tenth of a second, and streams must not wait
+        if is_known not in documents:
             documents[is_known] = await asyncio.to_thread(document, is_known)
         return Response(documents[is_known], media_type="application/json")
 
@@ -107,7 +128,9 @@ def openapi_document(
         takes_priority: see `request_schemas`.
         takes_unknown: see `request_schemas`.
     """
-    schemas = request_schemas(names, limits, takes_priority=takes_priority, takes_unknown=takes_unknown)
+    schemas = request_schemas(
+        names, limits, takes_priority=takes_priority, takes_unknown=takes_unknown
+    )
     _, answers = msgspec.json.schema_components(_ANSWERS, ref_template=REF)
     document: Document = {
         "openapi": "3.1.0",
@@ -129,65 +152,121 @@ def openapi_document(
 
 
 def _paths(has_keys: bool, model: str) -> Document:
-    streams: Document = {"text/event-stream": {}}  # no schema: validators disagree about schemas of single events
+    # no schema: validators disagree about schemas of single events
+    streams: Document = {"text/event-stream": {}}
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
         errors = (*_OF_BODIES, *(_OF_ENGINE if engine or answer == "EmbeddingList" else ()), 503)
-        is_message = request == "MessagesRequest"
-        operation = _operation(summary, answer, errors, has_keys, "MessagesError" if is_message else "ErrorEnvelope")
+        error = "ErrorEnvelope"
+        events = _EVENTS
+        if request == "MessagesRequest":
+            error = "MessagesError"
+            events = _MESSAGE_EVENTS
+        operation = _operation(summary, answer, errors, has_keys, error)
         content = _json_content(request)
         content["application/json"]["examples"] = {"short": {"value": {"model": model, **example}}}
         operation["requestBody"] = {"required": True, "content": content}
         if engine:
             operation["responses"]["200"]["content"].update(streams)
-            operation["responses"]["200"]["description"] += _MESSAGE_EVENTS if is_message else _EVENTS
+            operation["responses"]["200"]["description"] += events
         return {"post": operation}
 
     def get(summary: str, answer: str, errors: Sequence[int] = ()) -> Document:
         return {"get": _operation(summary, answer, errors, has_keys)}
 
     hello = [{"role": "user", "content": "Hello!"}]
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": model}
+    name = {
+        "name": "model",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "example": model,
+    }
     paths = {
-        "/v1/completions": post("Continue texts", "CompletionRequest", "Completion", True, prompt="Once", max_tokens=4),
+        "/v1/completions": post(
+            "Continue texts", "CompletionRequest", "Completion", True, prompt="Once", max_tokens=4
+        ),
         "/v1/chat/completions": post(
-            "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
+            "Answer conversations",
+            "ChatRequest",
+            "ChatCompletion",
+            True,
+            messages=hello,
+            max_tokens=4,
         ),
         **_agents(post, hello, has_keys),
-        "/v1/completions/render": post(
-            "Token ids of the prompts of a completion", "CompletionRequest", "Rendered", False, prompt="Once"
-        ),
-        "/v1/chat/completions/render": post(
-            "Token ids of the prompt of a chat completion", "ChatRequest", "Rendered", False, messages=hello
-        ),
-        "/v1/embeddings": post("Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"),
-        "/apply-template": post(
-            "Text of the prompt, for llama.cpp", "ChatRequest", "Detokenized", False, messages=hello
-        ),
-        "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
-        "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
+        **_prompts(post, hello),
         "/v1/models": get("List the served names and adapters", "ModelList", (503,)),
-        "/v1/models/{model}": {**get("Describe one model", "ModelCard", (404, 503)), "parameters": [name]},
+        "/v1/models/{model}": {
+            **get("Describe one model", "ModelCard", (404, 503)),
+            "parameters": [name],
+        },
         "/version": get("The server's version", "Version"),
         "/live": _open(get("Liveness: the process answers", "Live")),
-        "/ready": _probe("Readiness: 200 when requests are served, else 503", "EngineHealth", has_keys),
+        "/ready": _probe(
+            "Readiness: 200 when requests are served, else 503", "EngineHealth", has_keys
+        ),
         "/health": _open(_probe("The same as /ready, without a key", "EngineHealth", has_keys)),
         "/health_generate": _probe("Generate one token", "Generated", has_keys),
         "/load": get("Number of open calls", "Load"),
         "/metrics": {"get": _plain("Metrics for Prometheus", "text/plain", "string", has_keys)},
         "/openapi.json": {"get": _plain("This document", "application/json", "object", has_keys)},
     }
-    of_prompts = paths["/v1/completions/render"]["post"]["responses"]["200"]["content"]["application/json"]
+    _add_links(paths)
+    return paths
+
+
+def _prompts(post: Callable[..., Document], hello: list[Document]) -> Document:
+    """The paths that generate nothing."""
+    found = {
+        "/v1/completions/render": post(
+            "Token ids of the prompts of a completion",
+            "CompletionRequest",
+            "Rendered",
+            False,
+            prompt="Once",
+        ),
+        "/v1/chat/completions/render": post(
+            "Token ids of the prompt of a chat completion",
+            "ChatRequest",
+            "Rendered",
+            False,
+            messages=hello,
+        ),
+        "/v1/embeddings": post(
+            "Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"
+        ),
+        "/apply-template": post(
+            "Text of the prompt, for llama.cpp", "ChatRequest", "Detokenized", False, messages=hello
+        ),
+        "/tokenize": post(
+            "Token ids of a text or conversation",
+            "TokenizeRequest",
+            "Tokenized",
+            False,
+            prompt="Once",
+        ),
+        "/detokenize": post(
+            "Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]
+        ),
+    }
+    answer = found["/v1/completions/render"]["post"]["responses"]["200"]
+    of_prompts = answer["content"]["application/json"]
     of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
+    return found
+
+
+def _add_links(paths: Document) -> None:
+    """Say which answers name a path of another operation."""
     first_model = {"parameters": {"model": "$response.body#/data/0/id"}}
     of_response = {"parameters": {"response_id": "$response.body#/id"}}
-    one, tokens = "/v1/responses/{response_id}", {"requestBody": {"tokens": "$response.body#/tokens"}}
+    tokens = {"requestBody": {"tokens": "$response.body#/tokens"}}
+    one = "/v1/responses/{response_id}"
     _link(paths["/v1/models"]["get"], paths, "get", "/v1/models/{model}", first_model)
     _link(paths["/v1/responses"]["post"], paths, "get", one, of_response)
     _link(paths["/v1/responses"]["post"], paths, "delete", one, of_response)
     _link(paths[one]["get"], paths, "get", f"{one}/input_items", of_response)
     _link(paths["/tokenize"]["post"], paths, "post", "/detokenize", tokens)
-    return paths
 
 
 def _agents(post: Callable[..., Document], hello: list[Document], has_keys: bool) -> Document:
@@ -200,10 +279,18 @@ def _agents(post: Callable[..., Document], hello: list[Document], has_keys: bool
             max_tokens=4,
         ),
         f"{MESSAGES}/count_tokens": post(
-            "Number of tokens of the prompt of a message", "MessagesRequest", "TokenCount", False, messages=hello
+            "Number of tokens of the prompt of a message",
+            "MessagesRequest",
+            "TokenCount",
+            False,
+            messages=hello,
         ),
         "/v1/responses": post(
-            "Answer conversations, and keep the answers", "ResponsesRequest", "ModelResponse", True, input="Hello!"
+            "Answer conversations, and keep the answers",
+            "ResponsesRequest",
+            "ModelResponse",
+            True,
+            input="Hello!",
         ),
         "/v1/responses/input_tokens": post(
             "Count the tokens of an input", "ResponsesRequest", "InputTokens", False, input="Hello!"
@@ -214,14 +301,25 @@ def _agents(post: Callable[..., Document], hello: list[Document], has_keys: bool
 
 def _stored_responses(has_keys: bool) -> Document:
     """The paths of responses that the server keeps."""
-    name = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}, "example": "resp_1"}
+    name = {
+        "name": "response_id",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "example": "resp_1",
+    }
     path = "/v1/responses/{response_id}"
     one = {
         "get": _operation("Read a stored response", "ModelResponse", (400, 404), has_keys),
         "delete": _operation("Remove a stored response", "DeletedResponse", (404,), has_keys),
     }
-    items = _operation("Read the input of a stored response, in pages", "ResponseItemList", (400, 404), has_keys)
-    return {path: {**one, "parameters": [name]}, f"{path}/input_items": {"get": items, "parameters": [name]}}
+    items = _operation(
+        "Read the input of a stored response, in pages", "ResponseItemList", (400, 404), has_keys
+    )
+    return {
+        path: {**one, "parameters": [name]},
+        f"{path}/input_items": {"get": items, "parameters": [name]},
+    }
 
 
 def _link(start: Document, paths: Document, method: str, target: str, values: Document) -> None:
@@ -239,7 +337,10 @@ def _operation(
         "summary": summary,
         "responses": {
             "200": {"description": "The answer.", "content": _json_content(answer)},
-            **{str(code): {"description": _ERRORS[code], "content": _json_content(failure)} for code in codes},
+            **{
+                str(code): {"description": _ERRORS[code], "content": _json_content(failure)}
+                for code in codes
+            },
         },
     }
 

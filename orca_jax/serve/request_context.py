@@ -10,17 +10,19 @@ from ipaddress import ip_address
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca_jax.openai.errors import ApiError
 from orca_jax.serve.handlers import error_response
-from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.telemetry.observer import ServerObserver
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 NO_ROUTE = "none"  # for calls refused before the router or unknown to it
 PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # called every few seconds
-NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # browsers take answers as the type that they have
+# browsers take answers as the type that they have
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 HUNG_UP = 499  # nginx's status for a client that hung up before the answer
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_HOST = re.compile(r"(?P<name>\[[^\[\]/@]+\]|[^\[\]/@:]+)(?::\d*)?")  # of the header Host: a name, maybe with a port
+# of the header Host: a name, maybe with a port
+_HOST = re.compile(r"(?P<name>\[[^\[\]/@]+\]|[^\[\]/@:]+)(?::\d*)?")
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST.pattern}", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
@@ -72,8 +74,12 @@ class HostCheck:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else error_response(refusal, scope))(scope, receive, send)
+        app = self._app
+        if scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                app = error_response(refusal, scope)
+        await app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         for key, value in scope["headers"]:
@@ -108,7 +114,8 @@ class WithoutLastSlash:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(scope.get("path", "")) > len(scope.get("root_path", "")) + 1:  # the root itself keeps its slash
+        # the root itself keeps its slash
+        if len(scope.get("path", "")) > len(scope.get("root_path", "")) + 1:
             scope["path"] = scope["path"].removesuffix("/")
         await self._app(scope, receive, send)
 
@@ -142,18 +149,33 @@ class _HttpExchange:
         """Send a message of the answer, with the headers that all answers have: the request id and `NO_SNIFFING`."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            kept = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+            kept = [
+                header
+                for header in message.get("headers", ())
+                if header[0].lower() != b"x-request-id"
+            ]
             message["headers"] = [*kept, self._id, NO_SNIFFING]
         await self._send(message)
 
     def _count(self) -> None:
         seconds = time.monotonic() - self._start
-        status = self._status if self._status is not None else HUNG_UP
-        method = self._scope["method"] if self._scope["method"] in METHODS else "other"
+        status = HUNG_UP
+        if self._status is not None:
+            status = self._status
+        method = self._scope["method"]
+        if method not in METHODS:
+            method = "other"
         route = getattr(self._scope.get("route"), "path", NO_ROUTE)
         self._observer.call_ended(method, route, status, seconds)
-        level = logging.DEBUG if route in PROBES or not self._observer.logs_requests else logging.INFO
-        fields = {"method": method, "route": route, "status": status, "duration_ms": round(seconds * 1e3, 3)}
+        level = logging.DEBUG
+        if self._observer.logs_requests and route not in PROBES:
+            level = logging.INFO
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_ms": round(seconds * 1e3, 3),
+        }
         logger.log(level, "answered", extra=fields)
 
 

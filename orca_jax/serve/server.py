@@ -8,27 +8,29 @@ import ssl
 import sys
 from typing import TYPE_CHECKING
 
-from orca_jax.errors import ClusterLostError, EngineDeadError
+from orca_jax.helpers.logs import end_at_failed_threads, install_handler
 from orca_jax.link.client import EngineClient
 from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
-from orca_jax.logs import configure_logging
-from orca_jax.openai.model import Service, downloaded
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.listen import listening, tls_context, url_of
+from orca_jax.serve.openai.model import Service, downloaded
+from orca_jax.serve.telemetry.observer import ServerObserver
+from orca_jax.serve.telemetry.otel import start_tracing
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import RARE_COLLECTIONS
-from orca_jax.telemetry.observer import ServerObserver
-from orca_jax.telemetry.otel import start_tracing
+from orca_jax.values.errors import ClusterLostError, EngineDeadError
+from orca_jax.values.startup import RARE_COLLECTIONS
 
 if TYPE_CHECKING:
     from orca_jax.serve.http_server import HttpServer
 
 EXIT_ENGINE_DIED = 1
+EXIT_SERVER_FAILED = 1
 EXIT_CLUSTER_LOST = 3
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
-DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
+# between the engine's end and the server's; /health reports the state "dead" or "hung"
+DEAD_STATE_SECONDS = 1.0
 
 
 def serve(config: ServerConfig, begun: float) -> int:
@@ -48,7 +50,7 @@ def serve(config: ServerConfig, begun: float) -> int:
         from orca_jax.link.worker import run_worker
 
         run_worker(config)
-    configure_logging(config)
+    install_handler(config.log_format)
     context = tls_context(config)
     config = downloaded(config)
     raise_file_limit()
@@ -70,7 +72,9 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float) -> int:
+async def _serve(
+    config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float
+) -> int:
     return await _ServerRun(config, listener, context, begun).run()
 
 
@@ -87,12 +91,17 @@ class _ServerRun:
     | `shutdown_timeout` passed | - | fail the open calls, end with 0 |
     | second signal | - | fail the open calls, end with 0 after `SHORT_DRAIN_SECONDS` at most |
     | engine ended, no restart | report, show the state for `DEAD_STATE_SECONDS`, end with 1 | report, end with 1 |
+    | a thread failed | report, end with 1 | report, end with 1 |
     | a setting is wrong | raise ConfigError | raise ConfigError |
     | HTTP server ended | raise its exception, or end with 0 | raise its exception, or end with 0 |
     """
 
     def __init__(
-        self, config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        begun: float,
     ) -> None:
         self._config = config
         self._begun = begun
@@ -104,13 +113,24 @@ class _ServerRun:
         self._observer.follow(self._client)
         self._service = Service(self._client, config, self._observer)
         self._has_announced = False
+        loop = asyncio.get_running_loop()
+        # the reason, once a thread has failed
+        self._failure: asyncio.Future[str] = loop.create_future()
+        self._forget_threads = end_at_failed_threads(
+            lambda reason: loop.call_soon_threadsafe(self._end_failed, reason)
+        )
+
+    def _end_failed(self, reason: str) -> None:
+        if not self._failure.done():
+            self._failure.set_result(reason)
 
     async def run(self) -> int:
         """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
         engine = asyncio.create_task(self._run_engines())
         try:
-            server = await asyncio.to_thread(self._http_server)  # beside the engine, which takes longer to import
+            # beside the engine, which takes longer to import
+            server = await asyncio.to_thread(self._http_server)
             http = asyncio.create_task(server.serve(sockets=[self._listener]))
             try:
                 return await self._wait_for_end(engine, http, signals)
@@ -123,6 +143,7 @@ class _ServerRun:
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
+            self._forget_threads()
             self._service.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
@@ -138,21 +159,32 @@ class _ServerRun:
         engines = asyncio.create_task(supervisor.run_engines())
         try:
             await self._service.read_texts()
-            await asyncio.shield(engines)  # cancelled once, below: a second time would interrupt the end of the engine
+            # cancelled once, below: a second time would interrupt the end of the engine
+            await asyncio.shield(engines)
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
 
-    async def _wait_for_end(self, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals) -> int:
-        first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
+    async def _wait_for_end(
+        self, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals
+    ) -> int:
+        first, second = (
+            asyncio.create_task(event.wait()) for event in (signals.first, signals.second)
+        )
         idle: asyncio.Task[bool] | None = None
         try:
-            await asyncio.wait((engine, http, first), return_when=asyncio.FIRST_COMPLETED)
+            ends = (engine, http, self._failure)
+            await asyncio.wait((*ends, first), return_when=asyncio.FIRST_COMPLETED)
             if signals.first.is_set():
                 self._client.drain()
                 idle = asyncio.create_task(self._client.idle.wait())
                 timeout = self._config.shutdown_timeout
-                await asyncio.wait((engine, http, second, idle), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (*ends, second, idle), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+            if self._failure.done():
+                print(f"error: the server failed: {self._failure.result()}", file=sys.stderr)
+                return EXIT_SERVER_FAILED
             if http.done():
                 http.result()
             if not engine.done():
@@ -163,7 +195,9 @@ class _ServerRun:
                 if task is not None:
                     task.cancel()
 
-    async def _report_engine_death(self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]) -> int:
+    async def _report_engine_death(
+        self, engine: asyncio.Task[None], signalled: asyncio.Task[bool]
+    ) -> int:
         """Print the reason, and let /health show the state for a moment; return the exit code. Raises ConfigError."""
         code = EXIT_ENGINE_DIED
         try:
@@ -181,4 +215,7 @@ class _ServerRun:
         await self._service.set_ready(ready)
         if not self._has_announced:
             self._has_announced = True
-            print(announcement(self._config, url_of(self._config, self._listener), ready.summary), flush=True)
+            print(
+                announcement(self._config, url_of(self._config, self._listener), ready.summary),
+                flush=True,
+            )

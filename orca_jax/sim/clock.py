@@ -9,7 +9,8 @@ begins within a group, the missing digits are dots.
 import time
 from collections.abc import Callable
 
-from orca_jax.errors import ConfigError
+from orca_jax.values.checks import short, whole_number
+from orca_jax.values.errors import ConfigError
 
 CLOCK_PREFIX = "preset:clock-"
 TICKS_PER_SECOND = 10_000
@@ -56,7 +57,10 @@ def clock_latency(model: str) -> float:
     Raises:
         ConfigError: the milliseconds are not an integer from 1 to 10000.
     """
-    text = model.removeprefix(CLOCK_PREFIX)
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise ConfigError(f"{model!r} needs milliseconds from 1 to 10000, as in preset:clock-25", param="model")
-    return int(text) / 1000
+    milliseconds = whole_number(model.removeprefix(CLOCK_PREFIX))
+    if milliseconds is None or not 1 <= milliseconds <= 10_000:
+        raise ConfigError(
+            f"{short(model)} needs milliseconds from 1 to 10000, as in preset:clock-25",
+            param="model",
+        )
+    return milliseconds / 1000

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from orca_jax.cache_spec import LayerGroup, attended_pairs
+from orca_jax.values.cache_spec import LayerGroup, attended_pairs, ceil_div
 
 type WindowShares = Mapping[int | None, float]
 """The share of the layers with each window of tokens; None: the layers that see all earlier tokens."""
@@ -16,7 +16,9 @@ ALL_TOKENS: WindowShares = {None: 1}
 
 def windows_of(groups: Sequence[LayerGroup]) -> WindowShares:
     """The windows of a model's layers."""
-    layers = Counter([group.window for group in groups for _ in group.layers])
+    layers = Counter[int | None]()
+    for group in groups:
+        layers[group.window] += len(group.layers)
     if len(layers) == 1:
         return dict.fromkeys(layers, 1)  # work is then counted in integers
     return {window: number / layers.total() for window, number in layers.items()}
@@ -46,12 +48,25 @@ class WorkCounts(NamedTuple):
         """Tokens of the merged batch, without padding."""
         return self.chunk_tokens + self.increments
 
+    @property
+    def num_read(self) -> float:
+        """Tokens whose keys and values a layer reads, those of the batch included."""
+        return self.chunk_context + self.chunk_tokens + self.context
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a token and an attended one, of chunks and increments."""
+        return self.chunk_pairs + self.context
+
     def padded(self, buckets: tuple[int, ...]) -> "WorkCounts":
         """The same work in launches of these sizes."""
         if not buckets:
             return self
         num_tokens = self.num_tokens
-        return self._replace(launches=-(-num_tokens // buckets[-1]), padding=padded(num_tokens, buckets) - num_tokens)
+        return self._replace(
+            launches=ceil_div(num_tokens, buckets[-1]),
+            padding=padded(num_tokens, buckets) - num_tokens,
+        )
 
 
 def work_of(
@@ -66,7 +81,17 @@ def work_of(
         pairs += share * sum([attended_pairs(start, size, window) for start, size in chunks])
         before += share * sum([min(start, most) for start, _ in chunks])
         context += share * sum([min(start, most) + 1 for start in increments])
-    return WorkCounts(1, 1, 0, sum([size for _, size in chunks]), pairs, before, len(increments), context, num_draws)
+    return WorkCounts(
+        1,
+        1,
+        0,
+        sum([size for _, size in chunks]),
+        pairs,
+        before,
+        len(increments),
+        context,
+        num_draws,
+    )
 
 
 def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
@@ -97,7 +122,9 @@ class IterationCost(Protocol):
 
 def seconds_by(cost: IterationCost) -> Callable[[Sequence[tuple[int, int, bool]]], float]:
     """Seconds of an iteration on one device, host included, by its members as `work_of` takes them."""
-    return lambda members: cost.host + sum(cost.stages(work_of(members, len(members)).padded(cost.buckets), 1))
+    return lambda members: (
+        cost.host + sum(cost.stages(work_of(members, len(members)).padded(cost.buckets), 1))
+    )
 
 
 @dataclass(frozen=True)
@@ -115,6 +142,7 @@ class LinearCost:
 
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """An equal part of the iteration's seconds on each stage."""
-        pairs = work.chunk_pairs + work.context
-        seconds = self.per_iteration * work.steps + self.per_token * (work.num_tokens + work.padding)
-        return [(seconds + self.per_pair * pairs) / num_stages] * num_stages
+        seconds = self.per_iteration * work.steps + self.per_token * (
+            work.num_tokens + work.padding
+        )
+        return [(seconds + self.per_pair * work.pairs) / num_stages] * num_stages

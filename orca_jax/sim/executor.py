@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup
-from orca_jax.request import TokenSet
 from orca_jax.sim.cost import ALL_TOKENS, IterationCost, WorkCounts, windows_of, work_of
-from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
+from orca_jax.values.request import TokenSet
+from orca_jax.values.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
 END_ID = 0
 """The last sampled token of a request; every other one is `OTHER_ID`."""
@@ -50,10 +50,14 @@ class _SimRow:
 
     def next_id(self, context: int) -> int:
         """The id drawn after `context` tokens."""
-        return END_ID if context >= self.end else OTHER_ID
+        if context >= self.end:
+            return END_ID
+        return OTHER_ID
 
 
-_NOTHING, _OTHER, _END = MemberResult(), MemberResult((OTHER_ID,)), MemberResult((END_ID,))
+_NOTHING = MemberResult()
+_OTHER = MemberResult((OTHER_ID,))
+_END = MemberResult((END_ID,))
 
 
 class SimExecutor:
@@ -160,8 +164,12 @@ class SimExecutor:
         increments = context = draws = 0
         for member in plan.members:
             if member.sampling is not None:
-                self._rows[member.row] = _SimRow(member.sampling.num_prompt, self._lengths[member.request_id])
-            row, start, size = self._rows[member.row], member.start, len(member.ids) + member.last_on_device
+                self._rows[member.row] = _SimRow(
+                    member.sampling.num_prompt, self._lengths[member.request_id]
+                )
+            row = self._rows[member.row]
+            start = member.start
+            size = len(member.ids) + member.last_on_device
             is_increment = size == 1 and start >= row.num_prompt
             if is_increment and self._sees_all:  # nearly always
                 increments += 1
@@ -177,15 +185,20 @@ class SimExecutor:
                 results.append(_END if start + size >= row.end else _OTHER)
         work = work_of(parts, draws, self._windows)
         work = work._replace(
-            increments=work.increments + increments, context=work.context + context, members=len(plan.members)
+            increments=work.increments + increments,
+            context=work.context + context,
+            members=len(plan.members),
         )
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
     def _verify(self, member: Member, row: _SimRow) -> MemberResult:
         """Draw after a member's newest token and after each proposal, up to the first other id."""
-        run, first = [], member.start + member.num_tokens - member.num_drafts
+        run = []
+        first = member.start + member.num_tokens - member.num_drafts
         for context, draft in enumerate(member.ids[-member.num_drafts :], first):
-            is_drawn = crc32(b"%d %s" % (context, member.request_id.encode())) < self._acceptance * 2**32
+            is_drawn = (
+                crc32(b"%d %s" % (context, member.request_id.encode())) < self._acceptance * 2**32
+            )
             token = row.next_id(context)
             run.append(token if is_drawn or token == END_ID else UNLIKE_ID)
             if run[-1] != draft:

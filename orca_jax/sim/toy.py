@@ -14,12 +14,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup
-from orca_jax.config import ModelConfig
-from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
+from orca_jax.sim.toy_logits import (
+    best_of,
+    first_allowed,
+    has_adjustments,
+    toy_adjusted,
+    toy_logprobs,
+    toy_noise,
+)
 from orca_jax.sim.toy_memory import ToyMemory
-from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.request import TokenLogprobs, TokenSet
+from orca_jax.values.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -125,7 +132,9 @@ class ToyExecutor:
         assert not self._closed, "submit after close"
         assert self._awaiting is None, "submit while an iteration waits for allowed ids"
         assert plan.members, f"iteration {plan.iteration} is empty"
-        assert plan.iteration == self.stats.iterations, f"iteration {plan.iteration} instead of {self.stats.iterations}"
+        assert plan.iteration == self.stats.iterations, (
+            f"iteration {plan.iteration} instead of {self.stats.iterations}"
+        )
         rows = [member.row for member in plan.members]
         assert len(set(rows)) == len(rows), f"iteration {plan.iteration} names a row twice: {rows}"
         for write in plan.writes:
@@ -161,8 +170,12 @@ class ToyExecutor:
         assert self._awaiting is not None, "no iteration waits for allowed ids"
         assert self._awaiting is handle, "another iteration waits for allowed ids"
         num_constrained = sum(member.is_constrained for member in self._awaiting.plan.members)
-        assert len(allowed) == num_constrained, f"{len(allowed)} sets for {num_constrained} constrained members"
-        assert all(0 < tokens < 1 << self._vocab_size for tokens in allowed), "a set is empty or outside the vocabulary"
+        assert len(allowed) == num_constrained, (
+            f"{len(allowed)} sets for {num_constrained} constrained members"
+        )
+        assert all(0 < tokens < 1 << self._vocab_size for tokens in allowed), (
+            "a set is empty or outside the vocabulary"
+        )
         self._draw(self._awaiting, allowed)
         self._awaiting = None
 
@@ -211,7 +224,9 @@ class ToyExecutor:
 
     def _draw(self, handle: _ToyHandle, allowed: Sequence[TokenSet]) -> None:
         """Sample for a plan after all its members were written; `allowed` is for the constrained ones."""
-        plan, sets, scores = handle.plan, iter(allowed), iter(handle.scores)
+        plan = handle.plan
+        sets = iter(allowed)
+        scores = iter(handle.scores)
         results = []
         for member in plan.members:
             scored = next(scores) if member.targets else ()
@@ -249,14 +264,16 @@ class ToyExecutor:
         """
         row = self._memory.row(member.row)
         length = len(row.sums) - before
-        sampling, total = row.sampling, row.sums[length - 1]
+        sampling = row.sampling
+        total = row.sums[length - 1]
         params = sampling.params
         noise = toy_noise(params.temperature, params.top_k, sampling.seed, length)
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
             token = self._override(member.request_id, length, token)
         if token is None:
-            row.last_token = 0  # an id without a meaning, as on a device; an iteration in flight may read it
+            # an id without a meaning, as on a device; an iteration in flight may read it
+            row.last_token = 0
             return None, None
         favourite = (token - noise) % self._vocab_size
         row.last_token = token = self._choose(member.row, token, allowed)
@@ -268,8 +285,13 @@ class ToyExecutor:
         """The id of the highest logit after biases, penalties and the mask."""
         sampling = self._memory.row(row).sampling
         if not has_adjustments(sampling.params):
-            return favourite if allowed is None else first_allowed(favourite, allowed)
+            if allowed is None:
+                return favourite
+            return first_allowed(favourite, allowed)
         ids = self._memory.row(row).ids
-        prompt, generated = ids[: sampling.num_prompt], ids[sampling.num_prompt :]
-        logits = toy_adjusted(favourite, sampling.params, prompt, Counter(generated), self._vocab_size)
+        prompt = ids[: sampling.num_prompt]
+        generated = ids[sampling.num_prompt :]
+        logits = toy_adjusted(
+            favourite, sampling.params, prompt, Counter(generated), self._vocab_size
+        )
         return best_of(logits, (1 << self._vocab_size) - 1 if allowed is None else allowed)

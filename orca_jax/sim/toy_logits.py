@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
-from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
+from orca_jax.values.request import SamplingParams, TokenLogprobs, TokenSet
 
 SLOPE = 1 / 8
 
@@ -18,7 +18,9 @@ def toy_logprobs(favourite: int, token_id: int, num_top: int, vocab_size: int) -
     norm = _norm(vocab_size)
     best = range(min(num_top, vocab_size))
     top_ids = tuple([(favourite + n) % vocab_size for n in best])
-    return TokenLogprobs(-distance * SLOPE - norm, distance + 1, top_ids, tuple([-n * SLOPE - norm for n in best]))
+    return TokenLogprobs(
+        -distance * SLOPE - norm, distance + 1, top_ids, tuple([-n * SLOPE - norm for n in best])
+    )
 
 
 @lru_cache
@@ -28,7 +30,9 @@ def _norm(vocab_size: int) -> float:
 
 def toy_noise(temperature: float, top_k: int, seed: int, length: int) -> int:
     """The number of ids to add to the favourite when sampling, after a context of `length` tokens."""
-    return seed + length + max(top_k, 0) if temperature > 0 else 0
+    if temperature > 0:
+        return seed + length + max(top_k, 0)
+    return 0
 
 
 def has_adjustments(params: SamplingParams) -> bool:
@@ -57,7 +61,9 @@ def toy_adjusted(
         logits[token_id] += bias
     for token_id in {*prompt, *counts}:
         factor = params.repetition_penalty
-        logits[token_id] = logits[token_id] / factor if logits[token_id] > 0 else logits[token_id] * factor
+        logits[token_id] = (
+            logits[token_id] / factor if logits[token_id] > 0 else logits[token_id] * factor
+        )
     for token_id, count in counts.items():
         logits[token_id] -= params.presence_penalty + params.frequency_penalty * count
     return logits
@@ -66,7 +72,9 @@ def toy_adjusted(
 def first_allowed(favourite: int, allowed: TokenSet) -> int:
     """The id of the highest logit in a set without adjustments: the first one from the favourite on, around."""
     ahead = allowed >> favourite
-    return favourite + _lowest(ahead) if ahead else _lowest(allowed)
+    if ahead:
+        return favourite + _lowest(ahead)
+    return _lowest(allowed)
 
 
 def _lowest(tokens: TokenSet) -> int:

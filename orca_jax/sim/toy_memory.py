@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orca_jax.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.step import BlockCopy, Member, RowSampling
+from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
+from orca_jax.values.step import BlockCopy, Member, RowSampling
 
 _Contents = list[int | None]
 """The tokens of a block: the id and the adapter of each as one number, then the model's sum up to each position."""
@@ -23,7 +23,8 @@ class ToyRow:
     blocks: Sequence[list[int]]  # by group; `NO_BLOCK` where the row never had one, or has left it
     own_blocks: Sequence[_OwnBlocks]  # by group
     num_left: list[int]  # by group; blocks before these were left
-    ids: list[int] = field(default_factory=list)  # the context; without meaning where a prefix hit left it out
+    # the context; without meaning where a prefix hit left it out
+    ids: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
     start: int = 0  # of the last member
     last_token: int | None = None
@@ -59,12 +60,19 @@ class ToyMemory:
         self._num_rows = num_rows
         self._groups = groups
         self._pools = [(index, group.pool) for index, group in enumerate(groups)]
-        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
-        self._blocks: list[list[_Contents]] = [[self._empty() for _ in range(number)] for number in num_blocks]
-        self._readers: list[list[set[int]]] = [[set() for _ in range(number)] for number in num_blocks]
+        self._windows = [
+            (index, group) for index, group in enumerate(groups) if group.window is not None
+        ]
+        self._blocks: list[list[_Contents]] = [
+            [self._empty() for _ in range(number)] for number in num_blocks
+        ]
+        self._readers: list[list[set[int]]] = [
+            [set() for _ in range(number)] for number in num_blocks
+        ]
         self._states: list[tuple[int, int] | None] = [None] * num_states
         self._rows: dict[int, ToyRow] = {}
-        self._copied: set[tuple[int, int]] = set()  # pools and targets of the copies of the current plan
+        # pools and targets of the copies of the current plan
+        self._copied: set[tuple[int, int]] = set()
         self.slots: dict[int, int] = {0: 0}  # the number of the adapter in each slot
 
     def row(self, index: int) -> ToyRow:
@@ -87,18 +95,26 @@ class ToyMemory:
         self._copied = {(pool, target) for pool, target, _ in contents}
         assert len(self._copied) == len(copies), "a block is the target of two copies"
         sources = {(self._groups[group].pool, source) for group, source, _ in copies}
-        assert not sources & self._copied, f"blocks {sources & self._copied} are sources and targets"
+        assert not sources & self._copied, (
+            f"blocks {sources & self._copied} are sources and targets"
+        )
         for pool, target, content in contents:
             self._blocks[pool][target] = content
 
     def check_moves(self, members: Sequence[Member]) -> None:
         """Check that each state block of a plan has one writer, and no other reader."""
         moves = [member.state for member in members if member.state is not None]
-        assert len(moves) == (len(members) if self._states else 0), "a member lacks its state, or has one too many"
-        assert len({move.target for move in moves}) == len(moves), "a state block is the target of two members"
+        assert len(moves) == (len(members) if self._states else 0), (
+            "a member lacks its state, or has one too many"
+        )
+        assert len({move.target for move in moves}) == len(moves), (
+            "a state block is the target of two members"
+        )
         for move in moves:
             others = [other for other in moves if other is not move]
-            assert move.target not in [other.source for other in others], f"state {move.target} is read and written"
+            assert move.target not in [other.source for other in others], (
+                f"state {move.target} is read and written"
+            )
 
     def write(self, member: Member) -> None:
         """Write a member's ids into its blocks, and check every claim of its plan."""
@@ -111,9 +127,13 @@ class ToyMemory:
         assert ids, f"{member.request_id} processes nothing"
         if member.targets or member.is_constrained or member.num_drafts:
             self._check_claims(member, ids)
-        start, num_tokens = member.start, len(row.sums)
-        assert start <= num_tokens, f"{member.request_id} starts at {start} after {num_tokens} tokens"
-        is_repeated = start < num_tokens  # by an ended request in its place: it has no use for a state
+        start = member.start
+        num_tokens = len(row.sums)
+        assert start <= num_tokens, (
+            f"{member.request_id} starts at {start} after {num_tokens} tokens"
+        )
+        # by an ended request in its place: it has no use for a state
+        is_repeated = start < num_tokens
         if is_repeated:
             del row.sums[start:], row.ids[start:]
         elif member.state is not None:
@@ -121,7 +141,9 @@ class ToyMemory:
         row.start = start
         self._append(row, ids)
         if member.state is not None:
-            self._states[member.state.target] = None if is_repeated else (len(row.sums), row.sums[-1])
+            self._states[member.state.target] = (
+                None if is_repeated else (len(row.sums), row.sums[-1])
+            )
 
     def _check_state(self, member: Member, row: ToyRow) -> None:
         """Read the state that a member continues from."""
@@ -132,13 +154,17 @@ class ToyMemory:
             return
         assert member.start, f"{member.request_id} does not start from zeros"
         found = self._states[source]
-        assert found is not None, f"{member.request_id} reads state {source}, which was never written"
+        assert found is not None, (
+            f"{member.request_id} reads state {source}, which was never written"
+        )
         assert found == (member.start, row.sums[member.start - 1]), (
             f"{member.request_id} starts at {member.start} and reads state {source}, which is that of other tokens"
         )
 
     def _append(self, row: ToyRow, ids: list[int]) -> None:
-        size, vocab_size, sums = self._page_size, self._vocab_size, row.sums
+        size = self._page_size
+        vocab_size = self._vocab_size
+        sums = row.sums
         total = sums[-1] if sums else 0
         adapter = self._adapter_of(row)
         row.ids += ids
@@ -148,12 +174,19 @@ class ToyMemory:
             sums.append(total)
             number, slot = divmod(position, size)
             for blocks, readers, contents, reader in row.own_blocks:
-                assert number < len(blocks), f"{row.request_id}: position {position} in {len(blocks)} pages"
+                assert number < len(blocks), (
+                    f"{row.request_id}: position {position} in {len(blocks)} pages"
+                )
                 block = blocks[number]
-                assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
-                assert readers[block] == {reader}, f"{row.request_id} writes into page {block}, which is shared"
+                assert block != NO_BLOCK, (
+                    f"{row.request_id} writes position {position} into a block that it has left"
+                )
+                assert readers[block] == {reader}, (
+                    f"{row.request_id} writes into page {block}, which is shared"
+                )
                 held = contents[block]
-                held[slot], held[size + slot] = token + vocab_size * adapter, total
+                held[slot] = token + vocab_size * adapter
+                held[size + slot] = total
 
     def check(self, index: int) -> None:
         """Check a row's blocks: they must hold the tokens written for it, as far as its last member reads them."""
@@ -161,19 +194,26 @@ class ToyMemory:
         for group, layers in enumerate(self._groups):
             for position in range(layers.first_needed(row.start), len(row.sums)):
                 _, total = self._read(index, group, position)
-                assert total == row.sums[position], f"{row.request_id}: another request wrote into its pages"
+                assert total == row.sums[position], (
+                    f"{row.request_id}: another request wrote into its pages"
+                )
 
     def _read(self, index: int, group: int, position: int) -> tuple[int, int]:
         """The id of a token of a row and the sum there, read back through the row's table of blocks."""
-        row, pool = self._rows[index], self._groups[group].pool
+        row = self._rows[index]
+        pool = self._groups[group].pool
         number, slot = divmod(position, self._page_size)
         block = row.blocks[group][number]
-        assert block != NO_BLOCK, f"{row.request_id} reads position {position} in a block that it has left"
-        readers, held = self._readers[pool][block], self._blocks[pool][block]
+        assert block != NO_BLOCK, (
+            f"{row.request_id} reads position {position} in a block that it has left"
+        )
+        readers = self._readers[pool][block]
+        held = self._blocks[pool][block]
         assert self._reader(index, group) in readers, (
             f"page {block} of {row.request_id} was given to row {min(readers) // len(self._groups)} too"
         )
-        code, total = held[slot], held[self._page_size + slot]
+        code = held[slot]
+        total = held[self._page_size + slot]
         assert code is not None and total is not None, (
             f"{row.request_id} reads position {position}, which was never written"
         )
@@ -194,17 +234,25 @@ class ToyMemory:
                 (blocks, self._readers[pool], self._blocks[pool], self._reader(member.row, group))
                 for blocks, (group, pool) in zip(lists, self._pools, strict=True)
             ]
-            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists, own_blocks, [0] * len(lists))
-            assert member.num_old_blocks == 0, f"{member.request_id} is new in row {member.row} and has old blocks"
+            self._rows[member.row] = ToyRow(
+                member.request_id, member.sampling, lists, own_blocks, [0] * len(lists)
+            )
+            assert member.num_old_blocks == 0, (
+                f"{member.request_id} is new in row {member.row} and has old blocks"
+            )
         row = self._rows[member.row]
-        assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
+        assert row.request_id == member.request_id, (
+            f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
+        )
         num_pages = len(row.blocks[0])
         assert member.num_old_blocks == num_pages, (
             f"{member.request_id} has {num_pages} blocks, but the plan has {member.num_old_blocks}"
         )
         for group, layers in self._windows:
             first = layers.first_needed(member.start) // self._page_size
-            assert first >= row.num_left[group], f"{member.request_id} lacks blocks of group {group}"
+            assert first >= row.num_left[group], (
+                f"{member.request_id} lacks blocks of group {group}"
+            )
             if first > row.num_left[group]:
                 self._leave(member.row, group, first)
         if member.new_blocks:
@@ -215,9 +263,12 @@ class ToyMemory:
 
     def _extend(self, member: Member, row: ToyRow) -> None:
         """Append the new blocks of a plan to a row, as many in each group."""
-        num_pages, num_new = len(row.blocks[0]), len(member.new_blocks[0])
+        num_pages = len(row.blocks[0])
+        num_new = len(member.new_blocks[0])
         for group, blocks in enumerate(member.new_blocks):
-            assert len(blocks) == num_new, f"{member.request_id}: groups have different numbers of blocks"
+            assert len(blocks) == num_new, (
+                f"{member.request_id}: groups have different numbers of blocks"
+            )
             for number, block in enumerate(blocks, start=num_pages):
                 if block != NO_BLOCK:
                     self._take(member, group, number, block)
@@ -238,7 +289,8 @@ class ToyMemory:
 
     def _leave(self, index: int, group: int, first: int) -> None:
         """Take the blocks before the `first` from a row: the host may have given them to another one."""
-        row, pool = self._rows[index], self._groups[group].pool
+        row = self._rows[index]
+        pool = self._groups[group].pool
         blocks = row.blocks[group]
         for number in range(row.num_left[group], min(first, len(blocks))):
             if blocks[number] != NO_BLOCK:
@@ -251,7 +303,10 @@ class ToyMemory:
         row = self._rows[member.row]
         first = [layers.first_needed(member.start) for layers in self._groups]
         group = first.index(min(first))  # it has the most
-        found = [self._read(member.row, group, position) for position in range(first[group], member.start)]
+        found = [
+            self._read(member.row, group, position)
+            for position in range(first[group], member.start)
+        ]
         row.ids = [0] * first[group] + [token for token, _ in found]
         row.sums = [0] * first[group] + [total for _, total in found]
 
@@ -260,16 +315,25 @@ class ToyMemory:
             f"{member.request_id} is constrained and does not sample"
         )
         if member.num_drafts:
-            assert member.is_sampling and member.num_drafts < len(member.ids), f"{member.request_id}: only proposals"
+            assert member.is_sampling and member.num_drafts < len(member.ids), (
+                f"{member.request_id}: only proposals"
+            )
             is_plain = not (member.is_constrained or member.targets or member.last_on_device)
-            assert is_plain, f"{member.request_id}: proposals beside targets, a constraint or an id on the device"
+            assert is_plain, (
+                f"{member.request_id}: proposals beside targets, a constraint or an id on the device"
+            )
             params = self._rows[member.row].sampling.params
             assert not params.has_extras, f"{member.request_id}: proposals of a request with extras"
         if not member.targets:
             return
-        targets, expected = list(member.targets), len(ids) - member.is_sampling
-        assert len(targets) == expected, f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
+        targets = list(member.targets)
+        expected = len(ids) - member.is_sampling
+        assert len(targets) == expected, (
+            f"{member.request_id}: {len(targets)} targets for {len(ids)} tokens"
+        )
         assert all(0 <= token < self._vocab_size for token in targets), (
             f"{member.request_id}: targets outside the vocabulary"
         )
-        assert targets[: len(ids) - 1] == ids[1:], f"{member.request_id}: targets are not the following ids"
+        assert targets[: len(ids) - 1] == ids[1:], (
+            f"{member.request_id}: targets are not the following ids"
+        )

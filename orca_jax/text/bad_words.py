@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.errors import RequestError
-from orca_jax.request import SamplingParams
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import SamplingParams
 
 
 def engine_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
@@ -33,10 +33,12 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
     """
     found: dict[tuple[int, ...], None] = {}  # an ordered set
     for word in words:
-        plain, after_blank = _ids(tokenizer, word.lstrip()), _ids(tokenizer, " " + word.lstrip())
+        plain = _ids(tokenizer, word.lstrip())
+        after_blank = _ids(tokenizer, " " + word.lstrip())
         if not plain or not after_blank:
             raise RequestError(
-                f"bad_words: {word!r} has no tokens, so it cannot be forbidden; leave it out", "bad_words"
+                f"bad_words: {word!r} has no tokens, so it cannot be forbidden; leave it out",
+                "bad_words",
             )
         found[plain] = None
         if after_blank[-len(plain) :] != plain:  # else forbidden already
@@ -48,4 +50,6 @@ def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     try:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     except RequestError as error:
-        raise RequestError(f"bad_words: {text!r} has no tokens ({error.message}); leave it out", "bad_words") from error
+        raise RequestError(
+            f"bad_words: {text!r} has no tokens ({error.message}); leave it out", "bad_words"
+        ) from error

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from orca_jax.request import StructuredOutput
+from orca_jax.values.errors import UNREADABLE
+from orca_jax.values.request import StructuredOutput
 
 
 class _Composed(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,17 +31,21 @@ def composed_source(value: str, source: Callable[[StructuredOutput], str]) -> st
     """
     try:
         read = msgspec.json.decode(value, type=_Composed)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ValueError(f"it is not a composed output: {error}") from None
     grammars: list[dict[str, Any]] = [{"name": "whole", "lark_grammar": read.lark}]
     for name, (kind, inner) in read.parts.items():
         part = StructuredOutput(kind, inner)  # type: ignore[arg-type]  # checked there
         text = source(part)
-        first, *others = [{"lark_grammar": text}] if part.kind == "grammar" else json.loads(text)["grammars"]
+        first, *others = (
+            [{"lark_grammar": text}] if part.kind == "grammar" else json.loads(text)["grammars"]
+        )
         grammars += [{**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def literal(text: str, specials: Mapping[str, int]) -> str:
     """Return a text in Lark: the token if it is a special token of the tokenizer, else its characters."""
-    return f"<[{specials[text]}]>" if text in specials else json.dumps(text)
+    if text in specials:
+        return f"<[{specials[text]}]>"
+    return json.dumps(text)

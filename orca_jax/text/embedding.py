@@ -13,7 +13,9 @@ def embedding_of(pooled: bytes, *, normalize: bool, dimensions: int | None = Non
     """
     vector = array("f", pooled)[:dimensions]
     length = math.sqrt(math.sumprod(vector, vector)) if normalize else 1.0
-    return array("f", [value / length for value in vector]) if length not in (0.0, 1.0) else vector
+    if length not in (0.0, 1.0):
+        return array("f", [value / length for value in vector])
+    return vector
 
 
 def in_base64(vector: array[float]) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from orca_jax.checks import short
-from orca_jax.errors import ConfigError
-from orca_jax.gguf_file.header import read_fields
+from orca_jax.helpers.gguf_file.header import read_fields
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
 
 _BEGIN = "tokenizer.ggml."
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -26,7 +26,8 @@ _LLAMA3 = rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_OTHERS
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (
-    r"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}|\p{{N}}{most}|{others}"
+    r"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}|"
+    r"\p{{N}}{most}|{others}"
 )
 _OF_CASES = {"upper": _UPPER, "lower": _LOWER, "others": _OTHERS.replace(r"\r\n]*", r"\r\n/]*")}
 
@@ -50,7 +51,9 @@ class _Words(NamedTuple):
 _WORDS = {
     **dict.fromkeys(("gpt-2", "olmo"), _Words((_GPT2,))),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Words((r"\p{N}", _GPT2))),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Words((_LLAMA3,), adds_begin=True, takes_whole=True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3"), _Words((_LLAMA3,), adds_begin=True, takes_whole=True)
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _Words((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Words((_QWEN2,), composes=True)),
     "tekken": _Words((_CASED.format(**_OF_CASES, end="", most=""),), takes_whole=True),
@@ -81,8 +84,10 @@ class _TokenLists:
         found.tokens.extend(token or f"[EMPTY_{index}]" for index, token in enumerate(tokens))
         if len(set(found.tokens)) != len(tokens):
             raise found.wrong("tokens", "must not repeat a token")
-        is_typed = f"{_BEGIN}token_type" in fields
-        found.types.extend(found.beside_tokens("token_type", int) if is_typed else [_NORMAL] * len(tokens))
+        if f"{_BEGIN}token_type" in fields:
+            found.types.extend(found.beside_tokens("token_type", int))
+        else:
+            found.types.extend([_NORMAL] * len(tokens))
         return found
 
     def wrong(self, key: str, reason: str) -> ConfigError:
@@ -92,13 +97,17 @@ class _TokenLists:
     def listed[T](self, key: str, kind: type[T]) -> list[T]:
         found = self.fields.get(_BEGIN + key)
         if not isinstance(found, list) or any(type(value) is not kind for value in found):
-            raise self.wrong(key, f"must be a list of values of the type {kind.__name__}, got {short(found)}")
+            raise self.wrong(
+                key, f"must be a list of values of the type {kind.__name__}, got {short(found)}"
+            )
         return found
 
     def beside_tokens[T](self, key: str, kind: type[T]) -> list[T]:
         found = self.listed(key, kind)
         if len(found) != len(self.tokens):
-            raise self.wrong(key, f"has {len(found)} values, and there are {len(self.tokens)} tokens")
+            raise self.wrong(
+                key, f"has {len(found)} values, and there are {len(self.tokens)} tokens"
+            )
         return found
 
     def flag(self, key: str, default: bool) -> bool:
@@ -107,7 +116,9 @@ class _TokenLists:
     def named(self, role: str) -> int | None:
         """The id of the token with a role, such as "bos"."""
         key = f"{role}_token_id"
-        default = _SPM_IDS.get(role) if self.fields.get(f"{_BEGIN}model") == "llama" else None
+        default = None
+        if self.fields.get(f"{_BEGIN}model") == "llama":
+            default = _SPM_IDS.get(role)
         found = self.fields.get(_BEGIN + key, default)
         if found is not None and not (type(found) is int and 0 <= found < len(self.tokens)):
             raise self.wrong(key, f"must be the id of a token, got {short(found)}")
@@ -128,9 +139,12 @@ def tokenizer_of_gguf(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     vocabulary = _TokenLists.of(path)
     kind = vocabulary.fields.get(f"{_BEGIN}model")
-    if kind not in ("gpt2", "llama"):
+    if kind == "gpt2":
+        parts = _byte_level(vocabulary)
+    elif kind == "llama":
+        parts = _sentence_piece(vocabulary)
+    else:
         raise vocabulary.wrong("model", f"must be gpt2 or llama, got {short(kind)}")
-    parts = _byte_level(vocabulary) if kind == "gpt2" else _sentence_piece(vocabulary)
     skips_blanks = kind == "llama" and vocabulary.fields.get("general.architecture") == "phi3"
     added = [
         {
@@ -139,7 +153,8 @@ def tokenizer_of_gguf(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             "special": kind != _USER_DEFINED,
             "single_word": False,
             "lstrip": False,
-            "rstrip": skips_blanks and kind == _CONTROL,  # as llama.cpp knows of Phi-3, whose files do not say it
+            # as llama.cpp knows of Phi-3, whose files do not say it
+            "rstrip": skips_blanks and kind == _CONTROL,
             "normalized": False,
         }
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
@@ -150,26 +165,36 @@ def tokenizer_of_gguf(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def templates_of_gguf(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The chat templates of a file by their names, and the special tokens. Raises ConfigError as above."""
-    vocabulary, begin = _TokenLists.of(path), "tokenizer.chat_template"
+    vocabulary = _TokenLists.of(path)
+    begin = "tokenizer.chat_template"
     templates = {
         key.removeprefix(begin).removeprefix(".") or "default": value
         for key, value in vocabulary.fields.items()
         if (key == begin or key.startswith(f"{begin}.")) and isinstance(value, str)
     }
-    return templates if "default" in templates else {}, vocabulary.roles
+    if "default" not in templates:
+        templates = {}
+    return templates, vocabulary.roles
 
 
 def _byte_level(vocabulary: _TokenLists) -> dict[str, Any]:
     name = vocabulary.fields.get(f"{_BEGIN}pre")
     if not isinstance(name, str) or name not in _WORDS:
-        raise vocabulary.wrong("pre", f"must be one of {', '.join(sorted(_WORDS))}, got {short(name)}")
+        raise vocabulary.wrong(
+            "pre", f"must be one of {', '.join(sorted(_WORDS))}, got {short(name)}"
+        )
     words = _WORDS[name]
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in words.patterns
     ]
     merges = [_pair(merge) for merge in vocabulary.listed("merges", str)]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     return {
         "normalizer": {"type": "NFC"} if words.composes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
@@ -183,14 +208,19 @@ def _sentence_piece(vocabulary: _TokenLists) -> dict[str, Any]:
     marks = [{"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}]
     if vocabulary.flag("add_space_prefix", True):
         marks.insert(0, {"type": "Prepend", "prepend": _BLANK})
-    texts = [{"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}, {"type": "ByteFallback"}]
+    texts = [
+        {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "},
+        {"type": "ByteFallback"},
+    ]
     unknown = vocabulary.roles.get("unk_token")
     return {
         "normalizer": {"type": "Sequence", "normalizers": marks},
         "pre_tokenizer": None,
         "post_processor": _template(vocabulary, adds_begin=True),
         "decoder": {"type": "Sequence", "decoders": [*texts, {"type": "Fuse"}]},
-        "model": _model(vocabulary, _merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True),
+        "model": _model(
+            vocabulary, _merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
     }
 
 
@@ -199,12 +229,13 @@ def _merges(vocabulary: _TokenLists) -> list[tuple[str, str]]:
     scores = vocabulary.beside_tokens("scores", float)
     rows = enumerate(zip(vocabulary.tokens, scores, vocabulary.types, strict=True))
     known = {token: (-score, index) for index, (token, score, kind) in rows if kind == _NORMAL}
-    found = [
-        (order, known[left][1], left, right)
-        for token, order in known.items()
-        for left, right in ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        if left in known and right in known
-    ]
+    found = []
+    for token, order in known.items():
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            right = token[cut:]
+            if left in known and right in known:
+                found.append((order, known[left][1], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
 
 
@@ -213,7 +244,9 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _model(vocabulary: _TokenLists, merges: Sequence[tuple[str, str]], **options: Any) -> dict[str, Any]:
+def _model(
+    vocabulary: _TokenLists, merges: Sequence[tuple[str, str]], **options: Any
+) -> dict[str, Any]:
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     return {"type": "BPE", "dropout": None, "vocab": ids, "merges": merges, **options}
 
@@ -221,14 +254,21 @@ def _model(vocabulary: _TokenLists, merges: Sequence[tuple[str, str]], **options
 def _template(vocabulary: _TokenLists, adds_begin: bool) -> dict[str, Any] | None:
     """The special tokens around a text."""
     text: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
-    parts, ids = [text], {}
+    parts = [text]
+    ids = {}
     for role, is_added in (("bos", adds_begin), ("eos", False)):
         index = vocabulary.named(role)
         if index is not None and vocabulary.flag(f"add_{role}_token", is_added):
             token = vocabulary.tokens[index]
-            parts.insert(0 if role == "bos" else len(parts), {"SpecialToken": {"id": token, "type_id": 0}})
+            part = {"SpecialToken": {"id": token, "type_id": 0}}
+            parts = [part, *parts] if role == "bos" else [*parts, part]
             ids[token] = {"id": token, "ids": [index], "tokens": [token]}
     if not ids:
         return None
     second = {"Sequence": {"id": "B", "type_id": 1}}
-    return {"type": "TemplateProcessing", "single": parts, "pair": [*parts, second], "special_tokens": ids}
+    return {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [*parts, second],
+        "special_tokens": ids,
+    }

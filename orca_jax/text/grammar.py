@@ -11,24 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from orca_jax.errors import RequestError, is_panic
-from orca_jax.request import StructuredOutput, TokenSet, token_set
 from orca_jax.text.composed import composed_source
 from orca_jax.text.schemas.keywords import WrongSchemaError
 from orca_jax.text.schemas.prepared import MAX_SCHEMA, prepared
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.errors import RequestError, is_panic
+from orca_jax.values.request import StructuredOutput, TokenSet, token_set
 
 if TYPE_CHECKING:  # this name exists only for type checkers
     from llguidance._lib import JsonCompileOptions
 
 PARAM = "structured_outputs"
 MAX_SOURCE = 64 * 1024  # characters of a regular expression, a list of choices or a grammar
-MAX_COMPOSED = 4 * MAX_SCHEMA  # characters of all parts of a composed output, each of them within its own limit
+# characters of all parts of a composed output, each of them within its own limit
+MAX_COMPOSED = 4 * MAX_SCHEMA
 MAX_REASON = 300  # characters of the library's error to repeat
 
 # Without unlimited blanks, with an error for unknown keywords, and without \uXXXX: the library would take such a
 # spelling of a listed name for another name, whose value is free.
-_COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False, "lenient": False, "json_allowed_escapes": 'nrbtf\\"'}
+_COMPACT: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _SIZES = {"json_schema": 2 * MAX_SCHEMA, "composed": MAX_COMPOSED}
 _REMEDIES = {
     "json_object": "report this as a bug of the server",
@@ -66,20 +71,24 @@ class GrammarFactory:
         """
         if not self._eos_ids:
             raise RequestError(
-                "structured outputs need an end token, and the config of this model has none", param=PARAM
+                "structured outputs need an end token, and the config of this model has none",
+                param=PARAM,
             )
         _check_size(structured)
         try:
             return self._compile(structured)
         except UnicodeEncodeError:
-            raise _refused(structured.kind, "it is not valid Unicode: it contains half of a surrogate pair") from None
+            raise _refused(
+                structured.kind, "it is not valid Unicode: it contains half of a surrogate pair"
+            ) from None
         except BaseException as error:
             if not is_panic(error):
                 raise
             raise _refused(structured.kind, "the library fails on it") from error
 
     def _compile(self, structured: StructuredOutput) -> "GrammarConstraint":
-        kind, source = structured.kind, _source(structured)
+        kind = structured.kind
+        source = _source(structured)
         vocabulary, known = self._read_vocabulary()
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=_limits())
         matcher.compute_bitmask()  # detects errors that appear only at the first token
@@ -96,7 +105,9 @@ class GrammarFactory:
                 ids = _Vocabulary(self._tokenizer, self._eos_ids)
                 reader = LLTokenizer(TokenizerWrapper(ids), eos_token=sorted(self._eos_ids))
                 known = [
-                    i for i, spelling in enumerate(ids.tokens[: self._vocab_size]) if spelling or i in self._eos_ids
+                    i
+                    for i, spelling in enumerate(ids.tokens[: self._vocab_size])
+                    if spelling or i in self._eos_ids
                 ]
                 self._vocabulary = reader, token_set(known)
             return self._vocabulary
@@ -117,7 +128,10 @@ class GrammarConstraint:
         """
         tokens = int.from_bytes(self._matcher.compute_bitmask(), "little") & self._known
         if self._matcher.is_error():
-            raise RequestError(f"the structure of the output became too complex: {_reason(self._matcher)}", param=PARAM)
+            raise RequestError(
+                f"the structure of the output became too complex: {_reason(self._matcher)}",
+                param=PARAM,
+            )
         return tokens
 
     def accept(self, token_id: int) -> None:
@@ -136,7 +150,9 @@ class _Vocabulary:
         self.eos_token_id = min(eos_ids)
         self.bos_token_id = tokenizer.bos_id
         self._tokenizer = tokenizer
-        self._ids = {spelling: i for i, spelling in enumerate(self.tokens) if i not in self._special}
+        self._ids = {
+            spelling: i for i, spelling in enumerate(self.tokens) if i not in self._special
+        }
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
@@ -147,7 +163,8 @@ class _Vocabulary:
             return self._greedy(text)
         if b"".join([self.tokens[i] for i in ids]) == text and self._special.isdisjoint(ids):
             return ids
-        return self._greedy(text)  # the text is a special token or not UTF-8, or the tokenizer adds a blank
+        # the text is a special token or not UTF-8, or the tokenizer adds a blank
+        return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
         ids, at = [], 0
@@ -176,7 +193,8 @@ def _limits() -> LLParserLimits:
 
 def _source(structured: StructuredOutput) -> str:
     """Return the grammar for llguidance."""
-    kind, value = structured.kind, structured.value
+    kind = structured.kind
+    value = structured.value
     if kind == "json_object":
         return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_COMPACT)
     if kind == "json_schema":
@@ -215,9 +233,12 @@ def _part_source(part: StructuredOutput) -> str:
 
 
 def _check_size(structured: StructuredOutput) -> None:
-    size, most = len(structured.value), _SIZES.get(structured.kind, MAX_SOURCE)
+    size = len(structured.value)
+    most = _SIZES.get(structured.kind, MAX_SOURCE)
     if size > most:
-        raise RequestError(f"{structured.kind} has {size} characters, and must have at most {most}", param=PARAM)
+        raise RequestError(
+            f"{structured.kind} has {size} characters, and must have at most {most}", param=PARAM
+        )
 
 
 def _regex_of_choices(choices: object) -> str:
@@ -231,7 +252,9 @@ def _regex_of_choices(choices: object) -> str:
 def _literal(text: str) -> str:
     """Return a regular expression for one text, with all special characters as code points."""
     text.encode()  # raises an error for half of a surrogate pair
-    return "".join(char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}" for char in text)
+    return "".join(
+        char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}" for char in text
+    )
 
 
 def _read_json(kind: str, value: str) -> Any:

@@ -1,13 +1,16 @@
 """Ends of JSON objects that were cut."""
 
+import contextlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 BLANKS = " \t\r\n"
 
 _MOST_DEPTH = 200  # of a text that was cut
-_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\],]', re.DOTALL)  # whole strings, and the quote of one that was cut
+# whole strings, and the quote of one that was cut
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\],]', re.DOTALL)
 
 
 def cut_object(text: str) -> dict[str, Any] | None:
@@ -22,13 +25,15 @@ def cut_object(text: str) -> dict[str, Any] | None:
     for part in _PARTS.finditer(text):
         match part[0]:
             case "{" | "[" as bracket:
-                ends.append("}" if bracket == "{" else "]")
-                kept, kept_ends = part.end(), ends.copy()
+                ends.append({"{": "}", "[": "]"}[bracket])
+                kept = part.end()
+                kept_ends = ends.copy()
             case "}" | "]" as end:
                 if not ends or ends.pop() != end or not ends:
                     return None
             case ",":
-                kept, kept_ends = part.start(), ends.copy()
+                kept = part.start()
+                kept_ends = ends.copy()
             case '"':
                 tail = '"'
                 break
@@ -38,10 +43,13 @@ def cut_object(text: str) -> dict[str, Any] | None:
     rest = text[kept:].lstrip(f"{BLANKS},")
     if kept_ends[-1:] == ["]"] or not rest or rest.startswith('"'):  # else no key begins there
         candidates.append(text[:kept] + "".join(reversed(kept_ends)))
+    return _first_object(candidates)
+
+
+def _first_object(candidates: Iterable[str]) -> dict[str, Any] | None:
+    """The value of the first text that is JSON; None if it is no object."""
     for candidate in candidates:
-        try:
+        with contextlib.suppress(ValueError):
             value = json.loads(candidate)
-        except ValueError:
-            continue
-        return value if isinstance(value, dict) else None
+            return value if isinstance(value, dict) else None
     return None

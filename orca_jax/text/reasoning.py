@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from orca_jax.request import StructuredOutput
-from orca_jax.text.calls.dialects import ToolParser
-from orca_jax.text.calls.parser import OutputPart, Reasoning
+from orca_jax.text.calls.parts import OutputPart, Reasoning, ToolParser
 from orca_jax.text.composed import composed, literal
 from orca_jax.text.json_end import BLANKS
+from orca_jax.values.request import StructuredOutput
 
 
 class ThinkTags(NamedTuple):
@@ -19,11 +18,19 @@ class ThinkTags(NamedTuple):
 
 _THINK = ThinkTags("<think>", "</think>")
 TAGS: Mapping[str, ThinkTags] = {
-    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3"), _THINK),
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3"), _THINK
+    ),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
 }
 """The tags by vLLM's names of the parsers."""
+
+MESSAGES = "openai_gptoss"
+"""vLLM's name for the reasoning of gpt-oss, which is not in tags."""
+
+PARSERS = (*TAGS, MESSAGES, "none")
+"""The names of parsers of reasoning."""
 
 Opening = Literal["open", "free", "closed"]
 """The begin of an answer: within the reasoning, or after it; "free" if the model decides."""
@@ -31,13 +38,17 @@ Opening = Literal["open", "free", "closed"]
 
 def tags_of(name: str | None, template: str) -> ThinkTags | None:
     """Return the tags of a parser, or without a name those that a chat template shows; None for "none"."""
-    return inferred_tags(template) if name is None else TAGS.get(name)
+    if name is None:
+        return inferred_tags(template)
+    return TAGS.get(name)
 
 
 def inferred_tags(template: str) -> ThinkTags | None:
     """Return the tags that a chat template writes, or None if it has none, or those of several models."""
     found = {tags for tags in TAGS.values() if tags.start in template and tags.end in template}
-    return found.pop() if len(found) == 1 else None
+    if len(found) == 1:
+        return found.pop()
+    return None
 
 
 def opening_of(prompt: str, tags: ThinkTags, continues: bool) -> Opening:
@@ -82,51 +93,74 @@ class ReasoningParser:
 
     def __init__(self, tags: ThinkTags, opening: Opening, calls: ToolParser | None) -> None:
         self.is_open = opening != "closed"
-        self._tags, self._calls = tags, calls
+        self._tags = tags
+        self._calls = calls
         self.is_inside = opening == "open"
         self._has_words = False  # of the reasoning, or of the answer after it
         self._is_after = False  # blanks before the answer are left out
-        self._held = ""
+        self._blanks: list[str] = []  # held back: they may be the last ones of the reasoning
+        self._held = ""  # the beginning of a tag, after these blanks
 
     def push(self, text: str) -> Sequence[OutputPart]:
         """Add a piece of text, and return the decided pieces."""
         if not self.is_open:
             return self._answer(text)
-        text, self._held = self._held + text, ""
-        if not self.is_inside:
+        if not self.is_inside and not self._held:
             begun = text.lstrip(BLANKS)
-            if self._tags.start.startswith(begun):  # the beginning of the tag, or nothing
-                self._held = text
-                return []
-            if not begun.startswith(self._tags.start):
-                self.is_open = False
-                return self._answer(text)
-            self.is_inside, text = True, begun.removeprefix(self._tags.start)
-        return self._think(text)
+            self._blanks.append(text[: len(text) - len(begun)])
+            text = begun
+        text = self._held + text
+        self._held = ""
+        if self.is_inside:
+            return self._think(text)
+        if self._tags.start.startswith(text):  # the beginning of the tag, or nothing
+            self._held = text
+            return []
+        if not text.startswith(self._tags.start):
+            self.is_open = False
+            return self._answer(self._after_blanks(text))
+        self.is_inside = True
+        self._blanks.clear()
+        return self._think(text.removeprefix(self._tags.start))
 
     def finish(self) -> Sequence[OutputPart]:
         """Return the rest at the end of the text."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self.is_open and self.is_inside:
-            held = held.rstrip(BLANKS)
-            return [Reasoning(held)] if held else []
+            if held:
+                return [Reasoning(self._after_blanks(held))]
+            return []
+        held = self._after_blanks(held)
         parts = list(self._answer(held)) if held else []
-        return parts if self._calls is None else [*parts, *self._calls.finish()]
+        if self._calls is None:
+            return parts
+        return [*parts, *self._calls.finish()]
 
     def _think(self, text: str) -> list[OutputPart]:
+        """Read text within the reasoning. Blanks before other text are read once, however many pieces they have."""
         if not self._has_words:
             text = text.lstrip(BLANKS)
         thought, end, rest = text.partition(self._tags.end)
-        if end:
-            self.is_open = self.is_inside = self._has_words = False
-            self._is_after = True
-            shown = thought.rstrip(BLANKS)
-            return [*([Reasoning(shown)] if shown else []), *self._answer(rest)]
-        # Held back: blanks, which may be the last ones, and the beginning of the end tag.
-        shown = text[: len(text) - _begun(text, self._tags.end)].rstrip(BLANKS)
-        self._held = text[len(shown) :]
-        self._has_words = self._has_words or bool(shown)
-        return [Reasoning(shown)] if shown else []
+        if not end:
+            thought = text[: len(text) - _begun(text, self._tags.end)]
+            self._held = text[len(thought) :]
+        words = thought.rstrip(BLANKS)
+        shown: list[OutputPart] = [Reasoning(self._after_blanks(words))] if words else []
+        if not end:
+            self._has_words = self._has_words or bool(words)
+            self._blanks.append(thought[len(words) :])
+            return shown
+        self._blanks.clear()
+        self.is_open = self.is_inside = self._has_words = False
+        self._is_after = True
+        return [*shown, *self._answer(rest)]
+
+    def _after_blanks(self, text: str) -> str:
+        """The text after the blanks before it, which are held no longer."""
+        whole = "".join([*self._blanks, text])
+        self._blanks.clear()
+        return whole
 
     def _answer(self, text: str) -> Sequence[OutputPart]:
         if self._is_after:
@@ -134,7 +168,9 @@ class ReasoningParser:
             self._is_after = not text
         if not text:
             return []
-        return [text] if self._calls is None else self._calls.push(text)
+        if self._calls is None:
+            return [text]
+        return self._calls.push(text)
 
 
 def _begun(text: str, tag: str) -> int:

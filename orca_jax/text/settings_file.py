@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import json_value
-from orca_jax.errors import ConfigError
+from orca_jax.values.checks import json_value
+from orca_jax.values.errors import ConfigError
 
-MAX_SETTINGS_BYTES = 16 * 2**20  # tokenizer_config.json repeats thousands of added tokens in some models
+# tokenizer_config.json repeats thousands of added tokens in some models
+MAX_SETTINGS_BYTES = 16 * 2**20
 
 
 def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Mapping[str, Any]:

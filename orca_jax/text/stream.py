@@ -4,8 +4,8 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import Self
 
-from orca_jax.request import FinishReason, SamplingParams
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.request import FinishReason, SamplingParams
 
 
 class IncrementalDecoder:
@@ -15,7 +15,9 @@ class IncrementalDecoder:
     character wait for the next id.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, decodes: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, decodes: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._decodes = decodes
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
@@ -25,7 +27,8 @@ class IncrementalDecoder:
         """Return the text completed by these ids; it may be empty, and is without `decodes`."""
         if not self._decodes:
             return ""
-        spell, hidden = self._tokenizer.token_bytes, self._hidden
+        spell = self._tokenizer.token_bytes
+        hidden = self._hidden
         return self._utf8.decode(b"".join(spell(i) for i in ids if i not in hidden))
 
     def finish(self) -> str:
@@ -59,21 +62,28 @@ class StopMatcher:
 
         A stop string counts only if it ends in a piece with `watch`.
         """
-        if self.stopped or not self._stops:
-            return "" if self.stopped else text
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
         pending = self._held + text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0
+        ]
         if matches and watch:
             end, start, self.stop = min(matches)
             self._held = ""
-            return pending[: end if self._include_stop else start]
+            if self._include_stop:
+                return pending[:end]
+            return pending[:start]
         keep = max(_overlap(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
 
     def finish(self) -> str:
         """Return the held text, for a request that ended without a stop string."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 
@@ -139,7 +149,8 @@ class OutputStream:
         else:
             text = self._push_watched(text_ids)
             if self._matcher.stopped:
-                self.finish_reason, self.stop_reason = "stop", self._matcher.stop
+                self.finish_reason = "stop"
+                self.stop_reason = self._matcher.stop
                 return text
         if finish_reason is not None:
             text += self._finish(ids[len(text_ids) :], finish_reason)
@@ -161,8 +172,11 @@ class OutputStream:
         self.num_tokens += len(end_ids)
         if end_ids and end_ids[-1] in self._stop_token_ids:
             self.stop_reason = end_ids[-1]
-        shown = self._decoder.push(end_ids) if self._include_stop else ""
-        return self._matcher.push(shown + self._decoder.finish(), watch=False) + self._matcher.finish()
+        shown = ""
+        if self._include_stop:
+            shown = self._decoder.push(end_ids)
+        text = self._matcher.push(shown + self._decoder.finish(), watch=False)
+        return text + self._matcher.finish()
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -7,6 +7,7 @@ message of a user are ordinary text for a template, and the tokenizer encodes th
 """
 
 import json
+import os
 import queue
 import re
 import signal
@@ -19,26 +20,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
 from orca_jax.text.json_end import cut_object
 from orca_jax.text.template_files import read_templates
 from orca_jax.text.template_worker import MAX_OUTPUT, Frame, receive_frame, send_frame
+from orca_jax.values.errors import ConfigError, EngineError, RequestError
 
-RENDER_SECONDS = 5.0  # per conversation; other servers allow 30, but a correct template needs less than 1
-START_SECONDS = 30.0  # to start a process and compile the templates, while the machine loads a model
+# per conversation; other servers allow 30, but a correct template needs less than 1
+RENDER_SECONDS = 5.0
+# to start a process and compile the templates, while the machine loads a model
+START_SECONDS = 30.0
 END_SECONDS = 1.0  # between the end of a process's socket and its own end
+MAX_END = 4096  # characters that a template writes after the last message
 NUM_WORKERS = 2  # so that one slow conversation does not delay the others
+
+KEPT_VARIABLES = (
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "TZ",
+    "TZDIR",
+)
+"""The variables of the environment of a process that renders."""
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 class RenderedTooLong(RequestError):
-    """The prompt of a conversation has more than `MAX_OUTPUT` characters."""
+    """The prompt of a conversation has more than `most` characters."""
 
-    def __init__(self) -> None:
-        super().__init__(f"messages have more than {MAX_OUTPUT} characters; shorten the conversation", "messages")
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"messages have more than {most} characters; shorten the conversation", "messages"
+        )
+        self.most = most
 
 
 def load_chat_template(source: str, override: str | None) -> "ChatTemplate | None":
@@ -53,26 +73,33 @@ def load_chat_template(source: str, override: str | None) -> "ChatTemplate | Non
         ConfigError: a file cannot be read, or the template is wrong; `param` is "chat_template".
     """
     templates, tokens = read_templates(source, override)
-    return ChatTemplate(templates, tokens) if templates else None
+    if not templates:
+        return None
+    return ChatTemplate(templates, tokens)
 
 
 class ChatTemplate:
     """Renders conversations. `render` blocks, and may be called from any thread."""
 
     def __init__(
-        self, templates: Mapping[str, str], tokens: Mapping[str, str], render_seconds: float = RENDER_SECONDS
+        self,
+        templates: Mapping[str, str],
+        tokens: Mapping[str, str],
+        render_seconds: float = RENDER_SECONDS,
     ) -> None:
         """Start a process and compile `templates`. The template "tool_use" is used for conversations with tools.
 
         Raises:
             ConfigError: a template is wrong; `param` is "chat_template".
         """
-        self._templates, self._tokens = dict(templates), dict(tokens)
+        self._templates = dict(templates)
+        self._tokens = dict(tokens)
         self._seconds = render_seconds
         self._closed = False
         self._lock = threading.Lock()
         self._running: set[_Worker] = set()
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()  # None: a worker that is not started
+        # None: a worker that is not started
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(NUM_WORKERS - 1):
             self._idle.put(None)
         self._idle.put(self._start())
@@ -84,7 +111,9 @@ class ChatTemplate:
 
     def reads(self, name: str) -> bool:
         """True if a template uses a variable of this name."""
-        return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self._templates.values())
+        return any(
+            re.search(rf"\b{re.escape(name)}\b", source) for source in self._templates.values()
+        )
 
     def render(
         self,
@@ -94,6 +123,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        max_continued: int = MAX_OUTPUT,
     ) -> str:
         """Return the prompt of a conversation, as `apply_chat_template` of transformers does.
 
@@ -104,6 +134,7 @@ class ChatTemplate:
             add_generation_prompt: end with the beginning of an assistant message.
             continue_final_message: end within the last message, so that the model continues it.
             kwargs: further variables of the template.
+            max_continued: the most characters of a prompt that ends within the last message, and of what is cut off.
 
         Raises:
             RenderedTooLong: the prompt is too long.
@@ -123,13 +154,18 @@ class ChatTemplate:
         }
         name = TOOL_USE if tools and TOOL_USE in self._templates else DEFAULT
         text = self._exchange({"template": name, "context": context})
-        return _cut_after_final_message(text, messages) if continue_final_message else text
+        if not continue_final_message:
+            return text
+        if len(text) > max_continued + MAX_END:  # before the search for the message
+            raise RenderedTooLong(max_continued)
+        return _cut_after_final_message(text, messages)
 
     def close(self) -> None:
         """End the processes. Calls of `render` in progress fail."""
         with self._lock:
             self._closed = True
-            workers, self._running = self._running, set()
+            workers = self._running
+            self._running = set()
         for worker in workers:
             worker.close()
 
@@ -151,18 +187,20 @@ class ChatTemplate:
                 except _WorkerLost as error:
                     self._discard(worker)
                     worker = None
-                    if was_killed or not error.was_killed:
-                        message = f"the chat template {error}; shorten the conversation"
-                        raise RequestError(message, param="messages") from None
+                    _check_killed(error, is_first=not was_killed)
                     was_killed = True
         except ConfigError as error:  # the templates compiled before
-            raise EngineError(f"the process of the chat template cannot be restarted: {error.message}") from error
+            raise EngineError(
+                f"the process of the chat template cannot be restarted: {error.message}"
+            ) from error
         finally:
             self._idle.put(worker)
         if "is_too_long" in answer:
-            raise RenderedTooLong
+            raise RenderedTooLong(MAX_OUTPUT)
         if "error" in answer:
-            raise RequestError(f"the chat template rejects this conversation: {answer['error']}", "messages")
+            raise RequestError(
+                f"the chat template rejects this conversation: {answer['error']}", "messages"
+            )
         return str(answer["text"])
 
     def _start(self) -> "_Worker":
@@ -184,6 +222,13 @@ class ChatTemplate:
         with self._lock:
             self._running.discard(worker)
         worker.close()
+
+
+def _check_killed(error: "_WorkerLost", *, is_first: bool) -> None:
+    """Refuse the conversation unless a process was killed from outside while it rendered it, for the first time."""
+    if not is_first or not error.was_killed:
+        message = f"the chat template {error}; shorten the conversation"
+        raise RequestError(message, param="messages") from None
 
 
 class _WorkerLost(Exception):
@@ -209,11 +254,18 @@ class _Worker:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=theirs.fileno(), stdout=null, stderr=null, start_new_session=True
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=null,
+                    stderr=null,
+                    start_new_session=True,
+                    env=_environment(),
                 )
             except OSError as error:
                 ours.close()
-                raise EngineError(f"the process of the chat template cannot be started: {error.strerror}") from error
+                raise EngineError(
+                    f"the process of the chat template cannot be started: {error.strerror}"
+                ) from error
         self._socket = ours
 
     def exchange(self, frame: Frame, seconds: float) -> Frame:
@@ -238,13 +290,17 @@ class _Worker:
         except TimeoutError:
             raise _WorkerLost(f"took longer than {seconds:g} s") from None
         except (RecursionError, TypeError, UnicodeError) as error:
-            raise RequestError(f"messages cannot be encoded as JSON: {error}", param="messages") from None
+            raise RequestError(
+                f"messages cannot be encoded as JSON: {error}", param="messages"
+            ) from None
         except OSError:
             answer = None
         except ValueError as error:
             raise _WorkerLost(f"has too large an input or output: {error}") from None
         if answer is None:
-            raise _WorkerLost("needed too much memory or processor time", was_killed=self._was_killed())
+            raise _WorkerLost(
+                "needed too much memory or processor time", was_killed=self._was_killed()
+            )
         return answer
 
     def _was_killed(self) -> bool:
@@ -260,6 +316,11 @@ class _Worker:
         self._process.kill()
         self._process.wait()
         self._socket.close()
+
+
+def _environment() -> dict[str, str]:
+    """The variables that Python needs to start and to show the local time, without tokens of the server."""
+    return {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -278,7 +339,10 @@ def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    return {**message, "tool_calls": [{**call, "function": _parsed(call.get("function") or {})} for call in calls]}
+    return {
+        **message,
+        "tool_calls": [{**call, "function": _parsed(call.get("function") or {})} for call in calls],
+    }
 
 
 def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -299,11 +363,16 @@ def _cut_after_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -
     """Cut the prompt at the end of the last message, with its trailing blanks if the template keeps them."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
-        raise RequestError("continue_final_message needs text as content of the last message", param="messages")
-    start = text.rfind(content.strip())
-    if start < 0:
+        raise RequestError(
+            "continue_final_message needs text as content of the last message", param="messages"
+        )
+    words = content.strip()
+    # Backwards by `find`, whose time is linear: `rfind` compares a long text at every place of another one.
+    behind = text[::-1].find(words[::-1])
+    if behind < 0:
         message = "the chat template changes the last message, so it cannot be continued"
         raise RequestError(message, param="continue_final_message")
+    start = len(text) - behind - len(words)
     kept = content.lstrip()
-    end = len(kept) if text.startswith(kept, start) else len(content.strip())
+    end = len(kept) if text.startswith(kept, start) else len(words)
     return text[: start + end]

@@ -5,15 +5,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.text.gguf_texts import templates_of_gguf
 from orca_jax.text.settings_file import read_settings, read_text
+from orca_jax.values.errors import ConfigError
 
 MAX_TEMPLATE_BYTES = 2**20
 PARAM = "chat_template"  # the flag named by errors
 
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 def read_templates(source: str, override: str | None) -> tuple[dict[str, str], dict[str, str]]:
@@ -31,17 +39,26 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
     """
     if is_gguf(source):
         found = templates_of_gguf(Path(source))
-        return found if override is None else (_of_file(override), found[1])
+        if override is None:
+            return found
+        return (_of_file(override), found[1])
     directory = _directory(source)
     settings: Mapping[str, Any] = {}
     tokens: dict[str, str] = {}
     if directory is not None:
         settings = read_settings(directory / "tokenizer_config.json", PARAM)
-        tokens = {**_tokens(read_settings(directory / "special_tokens_map.json", PARAM)), **_tokens(settings)}
+        tokens = {
+            **_tokens(read_settings(directory / "special_tokens_map.json", PARAM)),
+            **_tokens(settings),
+        }
     if override is not None:
         return _of_file(override), tokens
     if directory is None:
-        plain = resources.files("orca_jax.text").joinpath("plain_chat.jinja").read_text(encoding="utf-8")
+        plain = (
+            resources.files("orca_jax.text")
+            .joinpath("plain_chat.jinja")
+            .read_text(encoding="utf-8")
+        )
         return {"default": plain}, tokens
     own = directory / "chat_template.jinja"
     if own.exists():
@@ -58,7 +75,9 @@ def _directory(source: str) -> Path | None:
     if not source or is_preset(source):
         return None
     path = Path(source)
-    return path.parent if path.is_file() else path
+    if path.is_file():
+        return path.parent
+    return path
 
 
 def _named(value: object, path: Path) -> dict[str, str]:
@@ -66,13 +85,19 @@ def _named(value: object, path: Path) -> dict[str, str]:
     if value is None:
         return {}
     found: dict[str, str] = {}
-    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value
-    for entry in entries if isinstance(entries, list) else [None]:
+    if isinstance(value, str):
+        value = [{"name": "default", "template": value}]
+    entries = value if isinstance(value, list) else [None]
+    for entry in entries:
         if not (isinstance(entry, dict) and isinstance(entry.get("template"), str)):
-            raise _wrong(path, "chat_template must be a string or a list of objects with name and template")
+            raise _wrong(
+                path, "chat_template must be a string or a list of objects with name and template"
+            )
         found[str(entry.get("name"))] = entry["template"]
     if found and "default" not in found:
-        raise _wrong(path, f"chat_template has no template named default, only {', '.join(sorted(found))}")
+        raise _wrong(
+            path, f"chat_template has no template named default, only {', '.join(sorted(found))}"
+        )
     if sum(map(len, found.values())) > MAX_TEMPLATE_BYTES:
         raise _wrong(path, f"chat_template is longer than {MAX_TEMPLATE_BYTES} characters")
     return found
@@ -82,8 +107,9 @@ def _tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the special tokens. A token may be an object with the text as its content."""
     found = {}
     for name in _TOKENS:
-        token = settings.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
+        text = settings.get(name)
+        if isinstance(text, dict):
+            text = text.get("content")
         if isinstance(text, str):
             found[name] = text
     return found

@@ -3,13 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orca_jax.errors import RequestError
 from orca_jax.text.template import ChatTemplate
+from orca_jax.values.errors import RequestError
 
-_NAME, _TEXT, _RESULT = "trialfunction", "trialtext", "trialresult"
+_NAME = "trialfunction"
+_TEXT = "trialtext"
+_RESULT = "trialresult"
 _MARK = "a late instruction"
 _QUESTION = {"role": "user", "content": "?"}
-_TOOL = {"type": "function", "function": {"name": "anothertrial", "description": "?", "parameters": {"type": "object"}}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "anothertrial", "description": "?", "parameters": {"type": "object"}},
+}
 _CALL = {"id": "trial0000", "type": "function", "function": {"name": _NAME, "arguments": {}}}
 _CALLING = {"role": "assistant", "content": _TEXT, "tool_calls": [_CALL]}
 _ANSWERED = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _CALL["id"]}
@@ -28,7 +33,8 @@ ALL_SHOWN = Shown()
 
 def shown_by(template: ChatTemplate) -> Shown:
     """Render short conversations. A part counts as shown if the template rejects its conversation."""
-    plain, tooled = _rendered(template, [_QUESTION]), _rendered(template, [_QUESTION], [_TOOL])
+    plain = _rendered(template, [_QUESTION])
+    tooled = _rendered(template, [_QUESTION], [_TOOL])
     conversation: list[Mapping[str, Any]] = [_QUESTION, _CALLING, _ANSWERED]
     called = [_rendered(template, conversation), _rendered(template, conversation, [_TOOL])]
     return Shown(
@@ -46,7 +52,9 @@ def keeps_late_system(template: ChatTemplate) -> bool:
 
 
 def _rendered(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str | None:
     """The prompt; None if the template rejects the conversation."""
     try:

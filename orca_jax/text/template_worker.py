@@ -25,8 +25,8 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.constants
-import jinja2.debug  # needed by every error
+import jinja2.constants  # noqa: F401
+import jinja2.debug  # noqa: F401 - needed by every error
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -36,7 +36,8 @@ MAX_OUTPUT = 4 * 2**20  # characters of a rendered prompt
 MAX_FRAME = 64 * 2**20  # bytes; larger than any request body and any output within their limits
 MAX_MESSAGE = 500  # characters of an error
 MEMORY = 512 * 2**20  # bytes of address space in addition to those at the start
-CPU_SECONDS = 6  # per answer: a little more than the timeout of the parent, in case the parent has died
+# per answer: a little more than the timeout of the parent, in case the parent has died
+CPU_SECONDS = 6
 
 _LENGTH = struct.Struct(">I")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -52,13 +53,17 @@ def send_frame(connection: socket.socket, value: Frame) -> None:
         RecursionError: the object is nested too deeply; nothing was sent.
         OSError: the other end is closed.
     """
-    payload = json.dumps(value, ensure_ascii=False, check_circular=False).encode("utf-8", "surrogatepass")
+    payload = json.dumps(value, ensure_ascii=False, check_circular=False).encode(
+        "utf-8", "surrogatepass"
+    )
     if len(payload) > MAX_FRAME:
         raise ValueError(f"more than {MAX_FRAME} bytes")
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
-def receive_frame(connection: socket.socket, budget: Callable[[], float | None] = lambda: None) -> Frame | None:
+def receive_frame(
+    connection: socket.socket, budget: Callable[[], float | None] = lambda: None
+) -> Frame | None:
     """Receive a JSON object, or None if the other end is closed.
 
     Args:
@@ -84,7 +89,9 @@ def receive_frame(connection: socket.socket, budget: Callable[[], float | None] 
     return frame
 
 
-def _receive(connection: socket.socket, size: int, budget: Callable[[], float | None]) -> bytes | None:
+def _receive(
+    connection: socket.socket, size: int, budget: Callable[[], float | None]
+) -> bytes | None:
     received = bytearray()
     while len(received) < size:
         connection.settimeout(budget())
@@ -129,7 +136,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # The filter of Jinja escapes for HTML, and a prompt is not HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class TooLong(jinja2.TemplateError):
@@ -182,7 +191,8 @@ def compile_all(sources: dict[str, str]) -> dict[str, jinja2.Template]:
     Raises:
         ValueError: a template is wrong; the message names the line if it is known.
     """
-    made, compiled = environment(), {}
+    made = environment()
+    compiled = {}
     for name, source in sources.items():
         try:
             compiled[name] = made.from_string(source)
@@ -217,7 +227,9 @@ def _address_space() -> int:
 def _renew_cpu_limit() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, hard)
+    )
 
 
 def main() -> int:

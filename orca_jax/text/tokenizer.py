@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from orca_jax.bundled import is_gguf
-from orca_jax.errors import ConfigError, RequestError, is_panic
+from orca_jax.helpers.bundled import is_gguf
 from orca_jax.text.gguf_texts import tokenizer_of_gguf
 from orca_jax.text.settings_file import read_settings
+from orca_jax.values.errors import ConfigError, RequestError, is_panic
 
 MAX_TOKENIZER_BYTES = 64 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
-MAX_TOKENS = 1_000_000  # of a vocabulary, and of its merges; the largest known ones have 260,000 and 520,000
+# of a vocabulary, and of its merges; the largest known ones have 260,000 and 520,000
+MAX_TOKENS = 1_000_000
 MAX_ADDED_TOKENS = 100_000
 MAX_PARTS = 100_000  # values in the other parts of the file together
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -74,7 +75,9 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer", or "model" for a GGUF file that
             cannot be read.
     """
-    return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(str(source))
+    if source == BYTE_TOKENIZER:
+        return ByteTokenizer()
+    return FileTokenizer(str(source))
 
 
 def check_characters(text: str, max_tokens: int, tokenizer: Tokenizer) -> None:
@@ -103,7 +106,9 @@ class _BytesDecoder:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         hidden = self.special_ids if skip_special_tokens else frozenset[int]()
-        return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode("utf-8", "replace")
+        return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode(
+            "utf-8", "replace"
+        )
 
 
 class ByteTokenizer(_BytesDecoder):
@@ -126,7 +131,9 @@ class ByteTokenizer(_BytesDecoder):
         """Return one byte, or `<|end|>` for the end token."""
         if token_id == 256:
             return b"<|end|>"
-        return bytes((token_id,)) if 0 <= token_id < 256 else b""
+        if 0 <= token_id < 256:
+            return bytes((token_id,))
+        return b""
 
 
 class FileTokenizer(_BytesDecoder):
@@ -141,15 +148,19 @@ class FileTokenizer(_BytesDecoder):
         path, content, roles = _contents(source)
         _check_numbers(content, path)
         decoder = content.get("decoder")
-        text = json.dumps(content) if is_gguf(source) else None
-        del content
         try:
-            library = tokenizers.Tokenizer
-            self._tokenizer = library.from_file(str(path)) if text is None else library.from_str(text)
+            if is_gguf(source):
+                self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+            else:
+                del content  # before the library reads the file
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library raises a bare Exception for most bad files, and panics for some
-            raise ConfigError(f"{path} is not a tokenizer that can be read: {error}", param="tokenizer") from error
+        # the library raises a bare Exception for most bad files, and panics for some
+        except BaseException as error:
+            raise ConfigError(
+                f"{path} is not a tokenizer that can be read: {error}", param="tokenizer"
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._byte_level, self._steps = _spelling(decoder, path)
@@ -158,9 +169,10 @@ class FileTokenizer(_BytesDecoder):
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        settings = read_settings(path.with_name("tokenizer_config.json"), "tokenizer") if roles is None else roles
-        self.bos_id = self._named(settings.get("bos_token"))
-        self.eos_id = self._named(settings.get("eos_token"))
+        if roles is None:
+            roles = read_settings(path.with_name("tokenizer_config.json"), "tokenizer")
+        self.bos_id = self._named(roles.get("bos_token"))
+        self.eos_id = self._named(roles.get("eos_token"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt. The library releases the interpreter lock meanwhile."""
@@ -195,12 +207,15 @@ class FileTokenizer(_BytesDecoder):
             byte = _BYTE.fullmatch(token) if step is None else None
             if byte:
                 return bytes((int(byte[1], 16),))
-            token = token if step is None else step(token)
+            if step is not None:
+                token = step(token)
         return token.encode("utf-8")
 
     def _named(self, token: object) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(content) if isinstance(content, str) else None
+        if not isinstance(content, str):
+            return None
+        return self._tokenizer.token_to_id(content)
 
 
 def _contents(source: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any] | None]:
@@ -208,7 +223,8 @@ def _contents(source: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any] |
     path = Path(source)
     if is_gguf(source):
         return path, *tokenizer_of_gguf(path)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "tokenizer.json"
     if not path.is_file():
         message = f"no tokenizer.json at {source}; save the tokenizer as a fast one, or give another as tokenizer"
         raise ConfigError(message, param="tokenizer")
@@ -248,12 +264,15 @@ def _refused(text: str, error: BaseException) -> RequestError:
 
 
 def _length(value: object) -> int:
-    return len(value) if isinstance(value, dict | list) else 0
+    if not isinstance(value, dict | list):
+        return 0
+    return len(value)
 
 
 def _num_values(value: object, most: int) -> int:
     """The number of values inside `value`; the count ends soon after `most`."""
-    pending, count = [value], 0
+    pending = [value]
+    count = 0
     while pending and count <= most:
         inner = pending.pop()
         if isinstance(inner, dict | list):
@@ -282,9 +301,9 @@ def _spelling(decoder: object, path: Path) -> tuple[bool, Steps]:
                 steps.append(None)
             case {"type": "Metaspace", "replacement": str(mark)}:
                 steps.append(partial(_replaced, old=mark, new=" "))
-            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(old) == 1 or (
-                old and not is_whole
-            ):
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(
+                old
+            ) == 1 or (old and not is_whole):
                 steps.append(partial(_replaced, old=old, new=new))
             case {"type": "Fuse"}:
                 is_whole = True

@@ -13,7 +13,7 @@ from hashlib import sha256
 from html import escape
 from string import Template
 
-from orca_jax.reporting import p99_name
+from orca_jax.helpers.reporting import p99_name
 from orca_jax.timeline.page_data import page_json
 from orca_jax.timeline.palette import PAGE_FOLDER, SCHEDULERS, palette_css
 from orca_jax.timeline.read import Timeline, figures, token_times
@@ -29,7 +29,9 @@ _EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTIL
 
 def html_page(timeline: Timeline, other: Timeline | None = None) -> str:
     """Return the text of the file, with another timeline beside it. Raises ConfigError if no request has ended."""
-    style, script, config = _style(), bundled_script(), timeline.head.config
+    style = _style()
+    script = bundled_script()
+    config = timeline.head.config
     names = [_name(each) for each in (timeline, other) if each is not None]
     runs = [_run(timeline, "")] if other is None else [_run(timeline, ""), _run(other, "2")]
     return _template("recording.html").substitute(
@@ -44,7 +46,8 @@ def html_page(timeline: Timeline, other: Timeline | None = None) -> str:
 
 def _run(timeline: Timeline, mark: str) -> str:
     """The part of the page for one timeline; `mark` ends its ids."""
-    shown, times = figures(timeline), token_times(timeline)
+    shown = figures(timeline)
+    times = token_times(timeline)
     name = _name(timeline)
     title = f"{SCHEDULERS[name].title} ({name})" if name in SCHEDULERS else name
     counts = f"{len(timeline.arrivals):,} requests, {len(timeline.iterations):,} iterations, {shown['wall_s']:.2f} s"
@@ -64,7 +67,13 @@ def _name(timeline: Timeline) -> str:
     """The scheduler, and an order from outside; of their files the page has no digest."""
     config = timeline.head.config
     names = [config.scheduler, config.scheduling_policy]
-    return ", ".join([each.partition(" (sha256:")[0] for each in names if each == names[0] or " (sha256:" in each])
+    return ", ".join(
+        [
+            each.partition(" (sha256:")[0]
+            for each in names
+            if each == names[0] or " (sha256:" in each
+        ]
+    )
 
 
 def _template(name: str) -> Template:
@@ -79,12 +88,16 @@ def bundled_script() -> str:
 
 
 def _style() -> str:
-    return palette_css() + "".join([(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in STYLES])
+    return palette_css() + "".join(
+        [(PAGE_FOLDER / name).read_text(encoding="utf-8") for name in STYLES]
+    )
 
 
 def _policy(style: str, script: str) -> str:
     """A policy that allows this style and this script alone."""
-    style_hash, script_hash = (b64encode(sha256(text.encode()).digest()).decode() for text in (style, script))
+    style_hash, script_hash = (
+        b64encode(sha256(text.encode()).digest()).decode() for text in (style, script)
+    )
     return (
         f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'"
@@ -98,16 +111,20 @@ def _figures(shown: Mapping[str, float]) -> Iterator[str]:
     has_gaps = shown["p99_inter_token_ms"] > 0
 
     def pair(name: str, count: int = served) -> str:
-        median, most = shown[f"median_{name}_ms"], shown[f"p99_{name}_ms"]
+        median = shown[f"median_{name}_ms"]
+        most = shown[f"p99_{name}_ms"]
         return f"<b>{_time(median)}</b> median<br>{p99_name(count)}: {_time(most)}"
 
+    between = "none: each answer arrives whole"
+    if has_gaps:
+        between = pair("inter_token", gaps)
     groups = {
         "Output": f"<b>{_number(shown['output_tokens_per_s'])}</b> tokens/s<br>"
         f"{_number(shown['requests_per_s'])} requests/s",
         "Time to first token": pair("ttft"),
         "Latency of an answer": pair("latency"),
         "Latency by generated token": pair("normalized_latency"),
-        "Between two tokens": pair("inter_token", gaps) if has_gaps else "none: each answer arrives whole",
+        "Between two tokens": between,
         "Requests in an iteration": f"<b>{shown['mean_batch_size']:,.1f}</b> on average",
         "Device idle": f"<b>{100 * shown['device_idle_share']:.1f}</b> % of the time, at most",
         "Preemptions": f"<b>{shown['preemptions']:,.0f}</b><br>{shown['cached_tokens']:,.0f} prompt tokens cached",
@@ -117,11 +134,15 @@ def _figures(shown: Mapping[str, float]) -> Iterator[str]:
 
 
 def _time(ms: float) -> str:
-    return f"{_number(ms)} ms" if ms < 1000 else f"{_number(ms / 1e3)} s"
+    if ms < 1000:
+        return f"{_number(ms)} ms"
+    return f"{_number(ms / 1e3)} s"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _rows(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> Iterator[str]:
@@ -131,12 +152,22 @@ def _rows(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> Iterator[
         end = timeline.ends.get(n)
         first = f"{times[n][0] - arrival.at:.3f}" if times.get(n) else ""
         answer = f"{end.at - arrival.at:.3f}" if end else ""
-        cells = [arrival.prompt, end.generated if end else "", f"{arrival.at - begin:.3f}", first, answer]
+        cells = [
+            arrival.prompt,
+            end.generated if end else "",
+            f"{arrival.at - begin:.3f}",
+            first,
+            answer,
+        ]
         name = escape(f"#{n}: {arrival.request_id}")
-        values = "".join(f"<td>{cell}</td>" for cell in [*cells, end.reason if end else "not in the recording"])
+        values = "".join(
+            f"<td>{cell}</td>" for cell in [*cells, end.reason if end else "not in the recording"]
+        )
         yield f'<tr><th scope="row">{name}</th>{values}</tr>'
 
 
 def _hidden_rows(timeline: Timeline) -> str:
     hidden = len(timeline.arrivals) - MAX_ROWS
-    return f'<p class="muted small">The chart has {hidden:,} more requests.</p>' if hidden > 0 else ""
+    if hidden > 0:
+        return f'<p class="muted small">The chart has {hidden:,} more requests.</p>'
+    return ""

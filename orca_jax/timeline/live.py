@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from orca_jax.engine import Engine
-from orca_jax.request import FinishReason, RequestUpdate
 from orca_jax.sched.request import Request
-from orca_jax.step import StepPlan, StepResult
 from orca_jax.timeline.writer import Encode, Sink, TimelineHeader, TimelineWriter
+from orca_jax.values.request import FinishReason, RequestUpdate
+from orca_jax.values.step import StepPlan, StepResult
 
 LIVE_SECONDS = 0.1  # between two groups of lines
 MAX_LISTED = 1000  # live requests in a `LiveStart`
@@ -85,7 +85,9 @@ class LiveTimeline(TimelineWriter):
         self._pool = engine.pool
         self._requests = {each.request_id: each for each in engine.pool if not each.has_ended}
         stats = engine.executor.stats
-        self._tokens, self._padding, self._launches = stats.tokens, stats.padding_tokens, stats.launches
+        self._tokens = stats.tokens
+        self._padding = stats.padding_tokens
+        self._launches = stats.launches
         self._idle = stats.idle_seconds
         self._finished.clear()
 
@@ -115,7 +117,12 @@ class LiveTimeline(TimelineWriter):
         super().delivered([each for each in updates if each.request_id in self._requests])
 
     def _arrival(self, request: Request) -> LiveArrival:
-        return LiveArrival(request.arrival_index, request.arrival, len(request.prompt_ids), request.params.max_tokens)
+        return LiveArrival(
+            request.arrival_index,
+            request.arrival,
+            len(request.prompt_ids),
+            request.params.max_tokens,
+        )
 
     def _end(self, request: Request, now: float, reason: FinishReason) -> LiveEnd:
         return LiveEnd(request.arrival_index, now, reason, len(request.generated_ids))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from orca_jax.timeline.read import Timeline
@@ -25,23 +26,27 @@ def page_data(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> dict[
         times: those of `token_times`.
     """
     spans = {n: drawn_spans(each) for n, each in request_spans(timeline).items()}
-    return {"iterations": _iterations(timeline, spans), "requests": _requests(timeline, spans, times)}
+    return {
+        "iterations": _iterations(timeline, spans),
+        "requests": _requests(timeline, spans, times),
+    }
 
 
 def drawn_spans(spans: Iterable[Span]) -> list[Span]:
     """Spans that are drawn: waits for different reasons joined, and none for an iteration without the request."""
     drawn: list[Span] = []
     for span in spans:
-        last = drawn[-1] if drawn else None
-        if last is not None and last.kind == span.kind and last.last == span.first - 1 and not span.tokens:
-            last.last = span.last
+        goes_on = drawn and (drawn[-1].kind, drawn[-1].last + 1) == (span.kind, span.first)
+        if goes_on and not span.tokens:
+            drawn[-1].last = span.last
         elif span.kind in KINDS:
             drawn.append(span)
     return drawn
 
 
 def _iterations(timeline: Timeline, spans: Mapping[int, list[Span]]) -> dict[str, list[Any]]:
-    begin, every = timeline.origin, timeline.iterations
+    begin = timeline.origin
+    every = timeline.iterations
     return {
         "number": [each.iteration for each in every],
         "begin": [_micros(each.collected - each.device - begin) for each in every],
@@ -63,7 +68,9 @@ def _iterations(timeline: Timeline, spans: Mapping[int, list[Span]]) -> dict[str
 def _tokens_of(kind: str, count: int, spans: Mapping[int, list[Span]]) -> list[int]:
     """Tokens of a kind of work in each iteration."""
     tokens = [0] * count
-    for span in (span for each in spans.values() for span in each if span.kind == kind):
+    for span in chain.from_iterable(spans.values()):
+        if span.kind != kind:
+            continue
         length = span.last - span.first + 1
         for index in range(span.first, span.last + 1):
             tokens[index] += span.tokens // length
@@ -73,26 +80,31 @@ def _tokens_of(kind: str, count: int, spans: Mapping[int, list[Span]]) -> list[i
 def _requests(
     timeline: Timeline, spans: Mapping[int, list[Span]], times: Mapping[int, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    begin, requests = timeline.origin, []
+    begin = timeline.origin
+    requests = []
     for n, arrival in timeline.arrivals.items():
-        end = timeline.ends.get(n)
-        first = times[n][0] if times.get(n) else None
-        numbers = [[KINDS.index(each.kind), each.first, each.last, each.start, each.tokens] for each in spans[n]]
-        requests.append(
-            {
-                "n": n,
-                "id": arrival.request_id,
-                "prompt": arrival.prompt,
-                "limit": arrival.max_tokens,
-                "arrival": _micros(arrival.at - begin),
-                "first": None if first is None else _micros(first - begin),
-                "answer": None if end is None else _micros(end.at - begin),
-                "reason": None if end is None else end.reason,
-                "generated": None if end is None else end.generated,
-                "cached": 0 if end is None else end.cached,
-                "spans": [number for each in numbers for number in each],
-            }
-        )
+        numbers: list[int] = []
+        for each in spans[n]:
+            numbers += [KINDS.index(each.kind), each.first, each.last, each.start, each.tokens]
+        request: dict[str, Any] = {
+            "n": n,
+            "id": arrival.request_id,
+            "prompt": arrival.prompt,
+            "limit": arrival.max_tokens,
+            "arrival": _micros(arrival.at - begin),
+            "first": None,
+            "answer": None,
+            "reason": None,
+            "generated": None,
+            "cached": 0,
+            "spans": numbers,
+        }
+        if times.get(n):
+            request["first"] = _micros(times[n][0] - begin)
+        if (end := timeline.ends.get(n)) is not None:
+            request["answer"] = _micros(end.at - begin)
+            request |= {"reason": end.reason, "generated": end.generated, "cached": end.cached}
+        requests.append(request)
     return requests
 
 

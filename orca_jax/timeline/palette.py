@@ -100,7 +100,8 @@ def curve_styles(names: Iterable[str]) -> dict[str, CurveStyle]:
 
 def palette_css() -> str:
     """The palette as a style sheet. A page follows the system, unless its root has `data-theme`."""
-    light, dark = _variables(LIGHT), _variables(DARK)
+    light = _variables(LIGHT)
+    dark = _variables(DARK)
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
         f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n'

@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import pairwise
 
 import msgspec
 
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.reporting import name_tails, percentile
+from orca_jax.helpers.reporting import name_tails, percentile
 from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
+from orca_jax.values.checks import open_regular
+from orca_jax.values.errors import UNREADABLE, ConfigError, reason_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def load_timeline(path: str) -> Timeline:
         ConfigError: the file cannot be read, holds no timeline, or has an invalid line.
     """
     try:
-        data = Path(path).read_bytes()
+        with open(open_regular(path), "rb") as file:
+            data = file.read()
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {reason_of(error)}", param="trace") from error
     return parse_timeline(data)
@@ -61,15 +63,20 @@ def parse_timeline(data: bytes) -> Timeline:
     for number, text in enumerate(data.split(b"\n")[:-1], 1):
         try:
             line = decoder.decode(text)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"line {number} is not a line of a timeline: {error}", param="trace") from error
+        except UNREADABLE as error:
+            raise ConfigError(
+                f"line {number} is not a line of a timeline: {error}", param="trace"
+            ) from error
         if line.head is not None:
             if line.head.version != TIMELINE_VERSION:
                 message = f"line {number}: the format has version {line.head.version}, and must have {TIMELINE_VERSION}"
                 raise ConfigError(message, param="trace")
             timeline = Timeline(line.head)
         elif timeline is None:
-            raise ConfigError(f"line {number} is not the head of a timeline; record one with --trace-file", "trace")
+            raise ConfigError(
+                f"line {number} is not the head of a timeline; record one with --trace-file",
+                "trace",
+            )
         elif line.arrival is not None:
             timeline.arrivals[line.arrival.n] = line.arrival
         elif line.iteration is not None:
@@ -89,6 +96,18 @@ def members(iteration: IterationRecord) -> Iterator[tuple[int, int, int]]:
     yield from iteration.repeats
 
 
+def side_by_side(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, str]:
+    """Return the figures of two timelines in two columns, by the names of the first ones."""
+    pairs = zip(first.items(), second.values(), strict=True)
+    return {name: f"{one:>12,.4g} {other:>12,.4g}" for (name, one), other in pairs}
+
+
+def _is_late(timeline: Timeline, n: int) -> bool:
+    """True if a request has ended after its deadline."""
+    arrival = timeline.arrivals[n]
+    return arrival.deadline is not None and timeline.ends[n].at > arrival.at + arrival.deadline
+
+
 def token_times(timeline: Timeline) -> dict[int, list[float]]:
     """Return the delivery times of the tokens of all ended requests. Tokens past the end of a request are left out."""
     times: dict[int, list[float]] = {n: [] for n in timeline.ends}
@@ -97,7 +116,8 @@ def token_times(timeline: Timeline) -> dict[int, list[float]]:
             if n in times:
                 count = min(count, timeline.ends[n].generated - len(times[n]))
                 times[n] += [iteration.collected] * count
-    if timeline.head.config.scheduler == "request_level":  # nothing is delivered before the whole batch has ended
+    # nothing is delivered before the whole batch has ended
+    if timeline.head.config.scheduler == "request_level":
         return {n: [timeline.ends[n].at] * len(each) for n, each in times.items()}
     return times
 
@@ -118,7 +138,9 @@ def shown_figures(timeline: Timeline) -> dict[str, float]:
         ConfigError: as in `figures`.
     """
     found = figures(timeline)
-    return name_tails(found, int(found["requests"]), int(found["output_tokens"] - found["requests"]))
+    return name_tails(
+        found, int(found["requests"]), int(found["output_tokens"] - found["requests"])
+    )
 
 
 def proposals(timeline: Timeline) -> tuple[int, int, int]:
@@ -128,7 +150,9 @@ def proposals(timeline: Timeline) -> tuple[int, int, int]:
         told = dict(iteration.told or ())
         for n, count in iteration.proposed or ():
             hits = told.get(n, 1) - 1
-            proposed, accepted, tested = proposed + count, accepted + hits, tested + min(hits + 1, count)
+            proposed = proposed + count
+            accepted = accepted + hits
+            tested = tested + min(hits + 1, count)
     return proposed, accepted, tested
 
 
@@ -145,21 +169,30 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         if end.reason in ("stop", "length") and times[n] and n in timeline.arrivals
     ]
     if not served:
-        raise ConfigError("no request of the timeline has ended, so there is nothing to measure", param="trace")
+        raise ConfigError(
+            "no request of the timeline has ended, so there is nothing to measure", param="trace"
+        )
     arrived = {n: timeline.arrivals[n].at for n in served}
     wall = max(timeline.ends[n].at for n in served) - min(arrived.values())
     latencies = [timeline.ends[n].at - arrived[n] for n in served]
     normalized = [latency / len(times[n]) for n, latency in zip(served, latencies, strict=True)]
     first = [times[n][0] - arrived[n] for n in served]
-    gaps = [after - before for n in served for before, after in zip(times[n], times[n][1:], strict=False)] or [0.0]
+    gaps: list[float] = []
+    for n in served:
+        gaps += [after - before for before, after in pairwise(times[n])]
+    gaps = gaps or [0.0]
     num_tokens = sum(len(times[n]) for n in served)
+
+    def per_second(number: float) -> float:
+        return number / wall if wall else 0.0
+
     proposed, accepted, _ = proposals(timeline)
-    batch = [sum(1 for _ in members(iteration)) for iteration in timeline.iterations]
+    batch = [len(list(members(iteration))) for iteration in timeline.iterations]
     return {
         "requests": len(served),
         "output_tokens": num_tokens,
-        "output_tokens_per_s": num_tokens / wall if wall else 0.0,
-        "requests_per_s": len(served) / wall if wall else 0.0,
+        "output_tokens_per_s": per_second(num_tokens),
+        "requests_per_s": per_second(len(served)),
         "median_latency_ms": 1e3 * statistics.median(latencies),
         "p99_latency_ms": 1e3 * percentile(latencies, 99),
         "median_normalized_latency_ms": 1e3 * statistics.median(normalized),
@@ -173,7 +206,9 @@ def figures(timeline: Timeline) -> Mapping[str, float]:
         "proposed_tokens": proposed,
         "accepted_tokens": accepted,
         "preemptions": sum(len(iteration.preempted) for iteration in timeline.iterations),
+        "overruled_decisions": sum(iteration.overruled for iteration in timeline.iterations),
+        "late_requests": sum(_is_late(timeline, n) for n in served),
         "cached_tokens": sum(timeline.ends[n].cached for n in served),
-        "device_idle_share": sum(iteration.idle for iteration in timeline.iterations) / wall if wall else 0.0,
+        "device_idle_share": per_second(sum(iteration.idle for iteration in timeline.iterations)),
         "wall_s": wall,
     }

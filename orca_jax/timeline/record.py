@@ -7,9 +7,9 @@ from typing import Protocol
 import msgspec
 
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
 from orca_jax.timeline.read import Timeline, parse_timeline
 from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
+from orca_jax.values.errors import ConfigError
 
 
 class Recordable(Protocol):
@@ -53,7 +53,8 @@ def record(source: Recordable) -> Iterator[Recording]:
     engine = source.engine
     if source.timeline_header.config.trace_file is not None:
         raise ConfigError(
-            "this engine writes its timeline to trace_file; read that with load_timeline instead", param="trace_file"
+            "this engine writes its timeline to trace_file; read that with load_timeline instead",
+            param="trace_file",
         )
     if engine.has_work:
         message = "requests are open, so the recording would be incomplete; begin it while the engine is idle"

@@ -58,7 +58,10 @@ def request_spans(timeline: Timeline) -> dict[int, list[Span]]:
 
 
 def _update_live(
-    timeline: Timeline, iteration: IterationRecord, coming: deque[Arrival], live: dict[int, SpanKind]
+    timeline: Timeline,
+    iteration: IterationRecord,
+    coming: deque[Arrival],
+    live: dict[int, SpanKind],
 ) -> None:
     """Add newly arrived requests, and remove those that end before the result of this iteration."""
     while coming and coming[0].at <= iteration.planned:
@@ -71,16 +74,30 @@ def _update_live(
 def _member_spans(iteration: IterationRecord, index: int) -> dict[int, Span]:
     """Return the span of each member in this iteration."""
     proposed = dict(iteration.proposed or ())
-    spans = {n: Span(index, index, "increment", start, 1 + proposed.get(n, 0)) for n, start in iteration.increments}
+    spans = {
+        n: Span(index, index, "increment", start, 1 + proposed.get(n, 0))
+        for n, start in iteration.increments
+    }
     spans |= {n: Span(index, index, "chunk", start, size) for n, start, size, _ in iteration.chunks}
-    return spans | {n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats}
+    return spans | {
+        n: Span(index, index, "repeat", start, size) for n, start, size in iteration.repeats
+    }
 
 
 def _extend(spans: list[Span], span: Span) -> None:
     """Append a span, joined to the span before it if both are of the same kind."""
     last = spans[-1] if spans else None
-    same = last is not None and last.last == span.first - 1 and (last.kind, last.held) == (span.kind, span.held)
-    if last is None or not same or span.kind == "chunk" or (span.kind == "increment" and not _follows(span, last)):
+    same = (
+        last is not None
+        and last.last == span.first - 1
+        and (last.kind, last.held) == (span.kind, span.held)
+    )
+    if (
+        last is None
+        or not same
+        or span.kind == "chunk"
+        or (span.kind == "increment" and not _follows(span, last))
+    ):
         spans.append(span)
         return
     last.last = span.last

@@ -1,7 +1,7 @@
 """Writes the timeline of an engine (`--trace-file`): every arrival, iteration and end as a line of JSON.
 
-A timeline holds counts, times and keyed hashes of pages, never token ids or text. `python -m orca_jax.timeline` shows
-it, and `python -m orca_jax.bench replay` runs its arrivals again.
+A timeline holds counts, times and keyed hashes of pages, never token ids or text. `python -m orca_jax timeline` shows
+it, and `python -m orca_jax bench replay` runs its arrivals again.
 
 Lines are encoded and written in groups, right after a submission, while the device works. One at a time, each line
 would find cold caches and take five times as long.
@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from orca_jax.config import CacheConfig, EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.observer import Observer
-from orca_jax.request import FinishReason, RequestUpdate
 from orca_jax.sched.blocks import by_pool
+from orca_jax.sched.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Held
-from orca_jax.step import ExecutorStats, StepPlan, StepResult
+from orca_jax.values.config import CacheConfig, EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import FinishReason, RequestUpdate
+from orca_jax.values.step import ExecutorStats, StepPlan, StepResult
 
 TIMELINE_VERSION = 4
 FLUSH_LINES = 128  # lines written together, in half a millisecond
@@ -71,8 +71,10 @@ class IterationRecord:
     selected: float  # time before the scheduler selects
     planned: float  # time when the plan is complete
     submitted: float  # time after the submission to the executor
-    increments: list[tuple[int, int]]  # (request, position): one generated token each; all of them sample
-    chunks: list[tuple[int, int, int, bool]]  # (request, position, tokens, samples): of prompts, or recomputed
+    # (request, position): one generated token each; all of them sample
+    increments: list[tuple[int, int]]
+    # (request, position, tokens, samples): of prompts, or recomputed
+    chunks: list[tuple[int, int, int, bool]]
     repeats: list[tuple[int, int, int]]  # (request, position, tokens): ended, and kept in the batch
     preempted: list[int]  # requests that lost their rows in this iteration
     tokens: int
@@ -80,14 +82,21 @@ class IterationRecord:
     launches: int  # number of buckets
     running: int  # requests with a row
     waiting: int  # requests without one
-    held: str | None  # the first waiting request lacks this: rows, budget, pages, batch; the others wait behind it
+    # the first waiting request lacks this: rows, budget, pages, batch; the others wait behind it
+    held: str | None
     free_pages: int
     collected: float = 0.0  # time when the result has arrived
-    device: float = 0.0  # seconds to `collected` from `planned`, or from the previous `collected` if that is later
-    idle: float = 0.0  # at most this many seconds without work for the device since the previous submission
+    # seconds to `collected` from `planned`, or from the previous `collected` if that is later
+    device: float = 0.0
+    # at most this many seconds without work for the device since the previous submission
+    idle: float = 0.0
     update: float = 0.0  # seconds of the host to record and deliver the result
-    told: list[tuple[int, int]] | None = None  # (request, number of sampled ids); None: one id per sampling member
-    proposed: list[tuple[int, int]] | None = None  # (request, ids proposed to follow its increment); None: no ids
+    # (request, number of sampled ids); None: one id per sampling member
+    told: list[tuple[int, int]] | None = None
+    # (request, ids proposed to follow its increment); None: no ids
+    proposed: list[tuple[int, int]] | None = None
+    # decisions of a policy from outside that were changed, since the previous iteration
+    overruled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,9 @@ def check_trace_file(path: str) -> None:
 
 
 def _unwritable(path: str, reason: str | None) -> ConfigError:
-    message = f"trace_file {path!r} cannot be written: {reason}; give a file in a writable directory"
+    message = (
+        f"trace_file {path!r} cannot be written: {reason}; give a file in a writable directory"
+    )
     return ConfigError(message, param="trace_file")
 
 
@@ -179,18 +190,22 @@ class TimelineWriter(Observer):
         self._head = head
         config = head.config
         self._has_runs = config.speculative_config is not None
-        self._encode, self._sink = encode, sink
+        self._encode = encode
+        self._sink = sink
         self._clock = clock
         self._flush_seconds = flush_seconds
-        self._secret = secrets.token_bytes(32)  # not in the file, and not Python's hash seed, which a user may set
+        # not in the file, and not Python's hash seed, which a user may set
+        self._secret = secrets.token_bytes(32)
         self._requests: dict[str, Request] = {}  # until the last update of each
         self._preempted: list[int] = []  # for the next iteration
         self._in_flight: deque[IterationRecord] = deque()
         self._current: IterationRecord | None = None  # collected in this step
         self._finished: list[object] = [{"head": head}]  # lines to write
-        self._tokens = self._padding = self._launches = 0  # totals of the executor at the last submission
+        # totals of the executor at the last submission
+        self._tokens = self._padding = self._launches = 0
         self._idle = 0.0
         self._held: Held | None = None  # of the coming iteration
+        self._overruled = 0  # likewise
         self._selected = self._planned = self._collected = self._flushed = clock()
         self._close = weakref.finalize(self, _write, self._finished, encode, sink)  # or at exit
 
@@ -221,6 +236,10 @@ class TimelineWriter(Observer):
         """Note the request for the line of the next iteration."""
         self._preempted.append(request.arrival_index)
 
+    def overruled(self) -> None:
+        """Count the decision for the line of the next iteration."""
+        self._overruled += 1
+
     def planned(self, held: Held | None) -> None:
         """Record the time, and the reason why a request waits."""
         self._planned = self._clock()
@@ -246,11 +265,15 @@ class TimelineWriter(Observer):
             held=self._held if len(pool) > pool.kv.num_held_rows else None,
             free_pages=sum(by_pool(pool.kv.num_free_blocks)),
             idle=stats.idle_seconds - self._idle,
+            overruled=self._overruled,
         )
         self._add_members(record, plan)
-        self._tokens, self._padding, self._launches = stats.tokens, stats.padding_tokens, stats.launches
+        self._tokens = stats.tokens
+        self._padding = stats.padding_tokens
+        self._launches = stats.launches
         self._idle = stats.idle_seconds
         self._preempted = []
+        self._overruled = 0
         self._in_flight.append(record)
         if len(self._finished) >= FLUSH_LINES or now - self._flushed >= self._flush_seconds:
             self.flush()
@@ -262,7 +285,11 @@ class TimelineWriter(Observer):
         record.collected = now
         if self._has_runs and any([len(each.run) > 1 for each in result.members]):
             told = zip(plan.members, result.members, strict=True)
-            record.told = [(self._requests[m.request_id].arrival_index, len(each.run)) for m, each in told if each.run]
+            record.told = [
+                (self._requests[m.request_id].arrival_index, len(each.run))
+                for m, each in told
+                if each.run
+            ]
         record.device = now - max(record.planned, self._collected)
         self._collected = now
 
@@ -286,7 +313,14 @@ class TimelineWriter(Observer):
         if request.prompt_digest and len(request.prompt_ids) % self._head.cache.page_size:
             digests.append(request.prompt_digest)
         pages = [self._keyed(digest) for digest in digests]
-        return End(request.arrival_index, now, reason, len(request.generated_ids), request.num_cached, pages)
+        return End(
+            request.arrival_index,
+            now,
+            reason,
+            len(request.generated_ids),
+            request.num_cached,
+            pages,
+        )
 
     def flush(self) -> None:
         """Pass all lines to the sink."""
@@ -295,17 +329,23 @@ class TimelineWriter(Observer):
 
     def _keyed(self, content: bytes) -> int:
         """Hash with the secret of the run: a guess of a prompt or of an API key cannot be checked against the file."""
-        return int.from_bytes(blake2b(content, digest_size=8, key=self._secret).digest(), signed=True)
+        return int.from_bytes(
+            blake2b(content, digest_size=8, key=self._secret).digest(), signed=True
+        )
 
     def _add_members(self, record: IterationRecord, plan: StepPlan) -> None:
         """Add the members by kind. This is the only part with a time that grows with the batch."""
-        requests, increments = self._requests, record.increments
+        requests = self._requests
+        increments = record.increments
         for member in plan.members:
-            request, start = requests[member.request_id], member.start
-            if member.last_on_device and not member.ids:  # a generated token: the usual case when iterations overlap
+            request = requests[member.request_id]
+            start = member.start
+            # a generated token: the usual case when iterations overlap
+            if member.last_on_device and not member.ids:
                 increments.append((request.arrival_index, start))
                 continue
-            n, size = request.arrival_index, member.num_tokens
+            n = request.arrival_index
+            size = member.num_tokens
             if member.num_drafts:
                 increments.append((n, start))
                 record.proposed = [*(record.proposed or ()), (n, member.num_drafts)]

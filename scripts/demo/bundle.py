@@ -123,9 +123,14 @@ def draw_curve(path: Path, history: Sequence[Record]) -> None:
         ("answer_loss", "held out, answers"),
     ):
         axes.plot(
-            tokens, [getattr(record, name) for record in history], label=label, marker="." if len(tokens) < 50 else ""
+            tokens,
+            [getattr(record, name) for record in history],
+            label=label,
+            marker="." if len(tokens) < 50 else "",
         )
-    axes.set(xlabel="million tokens", ylabel="loss, nats per token", title="Training of the demo model")
+    axes.set(
+        xlabel="million tokens", ylabel="loss, nats per token", title="Training of the demo model"
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, metadata={"Software": None})

@@ -94,8 +94,15 @@ def write_card(
         count: conversations of each task in the test.
     """
     draw_curve(directory / "loss.png", history)
-    config, last = decoder.config, history[-1]
-    with LLM(str(directory), dtype="float32", scheduler="chunked", max_num_seqs=32, tensor_parallel_size=1) as llm:
+    config = decoder.config
+    last = history[-1]
+    with LLM(
+        str(directory),
+        dtype="float32",
+        scheduler="chunked",
+        max_num_seqs=32,
+        tensor_parallel_size=1,
+    ) as llm:
         results = evaluate(llm, count)
         shown = samples(llm, results)
     text = CARD.format(
@@ -128,7 +135,8 @@ def write_card(
 
 def _table(results: dict[str, Result]) -> str:
     return "\n".join(
-        f"| {name} | {100 * result.share:.1f} % | {len(result.answered)} |" for name, result in results.items()
+        f"| {name} | {100 * result.share:.1f} % | {len(result.answered)} |"
+        for name, result in results.items()
     )
 
 

@@ -5,7 +5,7 @@ A row holds either a window of one text, or several whole conversations and stor
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from demo.tasks.example import Conversation
 
-END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
+END = "<|end|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
 HELD_OUT = 0.02  # share of each text, at its end
-TEXT_WEIGHT = 0.5  # of a token of literature in the loss; of an answer's token it is 1, of a question's 0
+# of a token of literature in the loss; of an answer's token it is 1, of a question's 0
+TEXT_WEIGHT = 0.5
 QUEUE = 64  # pieces that wait for a row with enough room
-LONG = 200  # tokens of a piece that waits for a long row; beyond a quarter of the queue, such ones are dropped
+# tokens of a piece that waits for a long row; beyond a quarter of the queue, such ones are dropped
+LONG = 200
 
 Piece = Conversation | str  # a conversation, or a text that is learnt whole
 
-_PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})  # prompts are typed with these
+# prompts are typed with these
+_PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ def split_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return heads, tuple(text[cut:] for text, cut in zip(texts, cuts, strict=True))
 
 
-def train_tokenizer(texts: Sequence[str], pieces: Iterator[Piece], vocab_size: int, count: int = 20_000) -> Tokenizer:
+def train_tokenizer(
+    texts: Sequence[str], pieces: Iterator[Piece], vocab_size: int, count: int = 20_000
+) -> Tokenizer:
     """Train byte-level BPE on texts and the first `count` pieces.
 
     Digits and blanks are tokens of their own: a number and a word have the same tokens in every place, also after a
@@ -65,16 +72,16 @@ def train_tokenizer(texts: Sequence[str], pieces: Iterator[Piece], vocab_size: i
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    generated = [part for piece in islice(pieces, count) for part in _parts(piece)]
-    paragraphs = [part for text in texts for part in text.splitlines(keepends=True)]
-    tokenizer.train_from_iterator(generated + paragraphs, trainer)
+    generated = chain.from_iterable(map(_parts, islice(pieces, count)))
+    paragraphs = chain.from_iterable(text.splitlines(keepends=True) for text in texts)
+    tokenizer.train_from_iterator([*generated, *paragraphs], trainer)
     return tokenizer
 
 
 def _parts(piece: Piece) -> list[str]:
     if isinstance(piece, str):
         return [piece]
-    return [part for example in piece for part in (example.question, example.answer)]
+    return list(chain.from_iterable((example.question, example.answer) for example in piece))
 
 
 def mark_id(tokenizer: Tokenizer, mark: str) -> int:
@@ -123,9 +130,16 @@ class Packer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: Sequence[str], pieces: Iterator[Piece], max_positions: int, seed: int
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        pieces: Iterator[Piece],
+        max_positions: int,
+        seed: int,
     ) -> None:
-        self._tokenizer, self._pieces, self._max_positions = tokenizer, pieces, max_positions
+        self._tokenizer = tokenizer
+        self._pieces = pieces
+        self._max_positions = max_positions
         self._random = np.random.default_rng(seed)
         self._texts = [np.asarray(tokenizer.encode(text).ids, np.int32) for text in texts]
         newline = tokenizer.encode("\n").ids[0]
@@ -150,8 +164,10 @@ class Packer:
     def _fill_with_text(self, batch: Rows, row: int, length: int) -> None:
         sizes = np.asarray([len(ids) for ids in self._texts])
         which = self._random.choice(len(sizes), p=sizes / sizes.sum())
-        ids, starts = self._texts[which], self._starts[which]
-        room = np.searchsorted(starts, len(ids) - length)  # line starts with a full window after them
+        ids = self._texts[which]
+        starts = self._starts[which]
+        # line starts with a full window after them
+        room = np.searchsorted(starts, len(ids) - length)
         start = int(self._random.choice(starts[:room])) if room else 0
         window = ids[start : start + length + 1]
         place(batch, row, 0, Rendered(window, np.ones(len(window), bool)), 1, TEXT_WEIGHT)
@@ -161,7 +177,8 @@ class Packer:
         filled, segment = 0, 1
         while (piece := self._next_that_fits(length - filled)) is not None:
             place(batch, row, filled, piece, segment)
-            filled, segment = filled + len(piece.ids) - 1, segment + 1
+            filled = filled + len(piece.ids) - 1
+            segment += 1
 
     def _next_that_fits(self, room: int) -> Rendered | None:
         while len(self._queue) < QUEUE and (piece := next(self._pieces, None)) is not None:
@@ -180,7 +197,9 @@ class Packer:
         return sum(len(rendered.ids) > LONG for rendered in self._queue) >= QUEUE // 4
 
 
-def place(batch: Rows, row: int, start: int, piece: Rendered, segment: int, weight: float = 1.0) -> None:
+def place(
+    batch: Rows, row: int, start: int, piece: Rendered, segment: int, weight: float = 1.0
+) -> None:
     """Write all tokens of a piece but the last as inputs and all but the first as targets."""
     ids = piece.ids
     span = slice(start, start + len(ids) - 1)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from demo.tasks import mixture
 from demo.tasks.example import Conversation, Example
 from orca_jax.llm import LLM
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 
 MAX_TOKENS = 200
 SEED = 2  # other questions than those looked at during training
@@ -48,14 +49,13 @@ class Result:
 def evaluate(llm: LLM, count: int, seed: int = SEED) -> dict[str, Result]:
     """Ask the questions of the test: `count` of each group, and all held-out questions about the engine."""
     groups = mixture.examination(count, seed)
-    turns = [
-        (name, place, turn)
-        for name, conversations in groups.items()
-        for place, conversation in enumerate(conversations)
-        for turn in range(len(conversation))
-    ]
+    results: dict[str, Result] = {}
+    turns: list[tuple[str, int, int]] = []
+    for name, conversations in groups.items():
+        results[name] = Result([[] for _ in conversations])
+        for place, conversation in enumerate(conversations):
+            turns += [(name, place, turn) for turn in range(len(conversation))]
     given = answers(llm, [(groups[name][place], turn) for name, place, turn in turns])
-    results = {name: Result([[] for _ in conversations]) for name, conversations in groups.items()}
     for (name, place, turn), answer in zip(turns, given, strict=True):
         results[name].answered[place].append(Answered(groups[name][place][turn], answer))
     return results
@@ -69,12 +69,11 @@ def answers(llm: LLM, turns: Sequence[tuple[Conversation, int]]) -> list[str]:
 
 
 def _messages(conversation: Conversation, turn: int) -> list[dict[str, str]]:
-    before = [
-        {"role": role, "content": text}
-        for example in conversation[:turn]
-        for role, text in (("user", example.question), ("assistant", example.answer))
-    ]
-    return [*before, {"role": "user", "content": conversation[turn].question}]
+    messages = []
+    for example in conversation[:turn]:
+        messages.append({"role": "user", "content": example.question})
+        messages.append({"role": "assistant", "content": example.answer})
+    return [*messages, {"role": "user", "content": conversation[turn].question}]
 
 
 def samples(llm: LLM, results: dict[str, Result]) -> list[tuple[str, str]]:
@@ -83,9 +82,17 @@ def samples(llm: LLM, results: dict[str, Result]) -> list[tuple[str, str]]:
     for depth in range(2):
         for result in results.values():
             turns = result.answered[depth]
-            found.append(("".join(_as_text(turn) for turn in turns[:-1]) + turns[-1].example.question, turns[-1].given))
+            found.append(
+                (
+                    "".join(_as_text(turn) for turn in turns[:-1]) + turns[-1].example.question,
+                    turns[-1].given,
+                )
+            )
     params = SamplingParams(temperature=0.0, max_tokens=60)
-    openings = [(output.prompt or "", output.outputs[0].text) for output in llm.generate(list(OPENINGS), params)]
+    openings = [
+        (output.prompt or "", output.outputs[0].text)
+        for output in llm.generate(list(OPENINGS), params)
+    ]
     return found[: NUM_SAMPLES - len(openings)] + openings
 
 
@@ -95,12 +102,8 @@ def _as_text(turn: Answered) -> str:
 
 def mistakes(results: dict[str, Result]) -> dict[str, list[tuple[str, str, str]]]:
     """The wrong answers of each group: question, answer given, right answer."""
-    return {
-        name: [
-            (turn.example.question, turn.given, turn.example.answer)
-            for turns in result.answered
-            for turn in turns
-            if not turn.is_right
-        ]
-        for name, result in results.items()
-    }
+    found = {}
+    for name, result in results.items():
+        wrong = [turn for turn in chain.from_iterable(result.answered) if not turn.is_right]
+        found[name] = [(turn.example.question, turn.given, turn.example.answer) for turn in wrong]
+    return found

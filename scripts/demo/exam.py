@@ -33,12 +33,19 @@ class Exam:
     def __init__(self, tokenizer: Tokenizer, tails: Sequence[str]) -> None:
         self._texts = []
         if tails:
-            self._texts = [Packer(tokenizer, tails, iter(()), LENGTH, 0).draw(ROWS, LENGTH, ROWS) for _ in range(2)]
-        self._tasks = {name: _pack(tokenizer, chosen) for name, chosen in mixture.examination(COUNT, SEED).items()}
+            self._texts = [
+                Packer(tokenizer, tails, iter(()), LENGTH, 0).draw(ROWS, LENGTH, ROWS)
+                for _ in range(2)
+            ]
+        self._tasks = {
+            name: _pack(tokenizer, chosen)
+            for name, chosen in mixture.examination(COUNT, SEED).items()
+        }
 
     def score(self, trainer: Trainer) -> Scores:
         """The scores of the current parameters."""
-        sums, accuracy = np.zeros((2, 2)), {}
+        sums = np.zeros((2, 2))
+        accuracy = {}
         for rows in self._texts:
             losses, _ = trainer.scores(rows)
             sums[1] += (losses * rows.weights).sum(), rows.weights.sum()
@@ -57,13 +64,21 @@ def _pack(tokenizer: Tokenizer, conversations: Sequence[Conversation]) -> list[R
     """The conversations in rows of `LENGTH` tokens, in batches of `ROWS` rows."""
     rendered = [render(tokenizer, conversation) for conversation in conversations]
     batches: list[Rows] = []
-    row, filled, segment = ROWS, 0, 0
+    row = ROWS
+    filled = 0
+    segment = 0
     for piece in (piece for piece in rendered if len(piece.ids) <= LENGTH):
         if not batches or filled + len(piece.ids) - 1 > LENGTH:
-            row, filled, segment = row + 1, 0, 0
+            row += 1
+            filled = 0
+            segment = 0
         if row >= ROWS:
-            batches.append(Rows(*(np.zeros((ROWS, LENGTH), kind) for kind in ("i4", "i4", "i4", "i4", "f4"))))
-            row, filled, segment = 0, 0, 0
+            batches.append(
+                Rows(*(np.zeros((ROWS, LENGTH), kind) for kind in ("i4", "i4", "i4", "i4", "f4")))
+            )
+            row = 0
+            filled = 0
+            segment = 0
         segment += 1
         place(batches[-1], row, filled, piece, segment)
         filled += len(piece.ids) - 1

@@ -23,7 +23,8 @@ MUON_RATE = 0.012  # matrices of the blocks
 ADAM_RATE = 0.002  # tables, norms and biases
 WARM_UP_STEPS = 60
 
-REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("data")
+REPLICATED = PartitionSpec()
+SPLIT = PartitionSpec("data")
 
 
 def packed_attention(segments: Int[Array, "B S"]) -> Attend[tuple[()]]:
@@ -56,7 +57,10 @@ def token_logits(decoder: Decoder, batch: Batch) -> Float[Array, "T V"]:
     if isinstance(decoder.blocks, Block):
         decoder.unstack()
     hidden, _ = decoder(
-        batch["ids"].reshape(-1), batch["positions"].reshape(-1), packed_attention(batch["segments"]), ()
+        batch["ids"].reshape(-1),
+        batch["positions"].reshape(-1),
+        packed_attention(batch["segments"]),
+        (),
     )
     logits = decoder.unembed(hidden)
     return jnp.where(jnp.arange(logits.shape[-1]) >= decoder.config.vocab_size, -1e30, logits)
@@ -64,7 +68,9 @@ def token_logits(decoder: Decoder, batch: Batch) -> Float[Array, "T V"]:
 
 def token_losses(decoder: Decoder, batch: Batch) -> Float[Array, "T"]:
     """Cross entropy of every target."""
-    return optax.softmax_cross_entropy_with_integer_labels(token_logits(decoder, batch), batch["targets"].reshape(-1))
+    return optax.softmax_cross_entropy_with_integer_labels(
+        token_logits(decoder, batch), batch["targets"].reshape(-1)
+    )
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -137,7 +143,9 @@ class Trainer:
             check_vma=False,
         )
 
-        def update(params: nnx.State, state: Any, batch: Batch, rate: Array) -> tuple[nnx.State, Any, Array]:
+        def update(
+            params: nnx.State, state: Any, batch: Batch, rate: Array
+        ) -> tuple[nnx.State, Any, Array]:
             value, gradients = gradients_of(params, batch)
             gradients = jax.tree.map(self._by_layers, gradients)
             updates, state = self._optimizer.update(gradients, state, params)
@@ -153,14 +161,17 @@ class Trainer:
         return jax.lax.with_sharding_constraint(gradient, NamedSharding(self._mesh, SPLIT))
 
     def _score(self, params: nnx.State, batch: Batch) -> tuple[Array, Array]:
-        logits, targets = token_logits(nnx.merge(self._structure, params), batch), batch["targets"].reshape(-1)
+        logits = token_logits(nnx.merge(self._structure, params), batch)
+        targets = batch["targets"].reshape(-1)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         return losses, jnp.argmax(logits, axis=-1) == targets
 
     def step(self, rows: Rows, rate: float) -> float:
         """One update; returns the loss before it, in nats per token."""
         batch = jax.device_put(_arrays(rows), NamedSharding(self._mesh, SPLIT))
-        self.params, self.state, loss = self._update(self.params, self.state, batch, jnp.float32(rate))
+        self.params, self.state, loss = self._update(
+            self.params, self.state, batch, jnp.float32(rate)
+        )
         return float(loss)
 
     def scores(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -80,7 +80,10 @@ _CLINE = {
         }
     },
 }  # fmt: skip
-_CLAUDE_MODELS = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU")))
+_CLAUDE_MODELS = (
+    "ANTHROPIC_MODEL",
+    *(f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU")),
+)
 AGENTS: Mapping[str, Agent] = {
     "codex": Agent(
         "@openai/codex",
@@ -93,7 +96,11 @@ AGENTS: Mapping[str, Agent] = {
         "@anthropic-ai/claude-code",
         Call("Bash", {"command": _COMMAND, "description": "Print it"}),
         ("claude", "--print", QUESTION, "--allowedTools", "Bash"),
-        {"ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_API_KEY": "{key}", **dict.fromkeys(_CLAUDE_MODELS, "{model}")},
+        {
+            "ANTHROPIC_BASE_URL": "{url}",
+            "ANTHROPIC_API_KEY": "{key}",
+            **dict.fromkeys(_CLAUDE_MODELS, "{model}"),
+        },
         {},
     ),
     "opencode": Agent(
@@ -139,7 +146,9 @@ def environment(agent: Agent, home: Path, modules: Path, **marks: str) -> dict[s
     for name, text in agent.files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(fill(text), encoding="utf-8")
-    closed = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    closed = dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    )
     return {
         "PATH": f"{modules / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}",
         **{"HOME": str(home), "TERM": "dumb", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"},

@@ -63,7 +63,9 @@ def catch[E: Exception](kind: type[E], call: Callable[..., Any], **fields: Any) 
     raise AssertionError(f"no {kind.__name__} for {fields}")
 
 
-def run(checks: Sequence[Check], subject: Any, packages: Sequence[str] | Mapping[str, str], report: Path) -> int:
+def run(
+    checks: Sequence[Check], subject: Any, packages: Sequence[str] | Mapping[str, str], report: Path
+) -> int:
     """Run every check, also after a failure, and write the report.
 
     Args:
@@ -77,15 +79,24 @@ def run(checks: Sequence[Check], subject: Any, packages: Sequence[str] | Mapping
     """
     rows: list[dict[str, Any]] = []
     for check in checks:
-        start, error = time.monotonic(), None
+        start = time.monotonic()
+        error = None
         try:
             check(subject)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"[:2000]
             traceback.print_exc()
-        rows.append({"name": check.__name__, "seconds": round(time.monotonic() - start, 2), "error": error})
-        print(f"{'ok' if error is None else 'FAILED':7}{check.__name__}", file=sys.stderr, flush=True)
+        rows.append(
+            {"name": check.__name__, "seconds": round(time.monotonic() - start, 2), "error": error}
+        )
+        print(
+            f"{'ok' if error is None else 'FAILED':7}{check.__name__}", file=sys.stderr, flush=True
+        )
     is_known = isinstance(packages, Mapping)
-    versions = packages if is_known else {name: importlib.metadata.version(name) for name in packages}
-    report.write_text(json.dumps({"versions": versions, "checks": rows}, indent=1), encoding="utf-8")
+    versions = (
+        packages if is_known else {name: importlib.metadata.version(name) for name in packages}
+    )
+    report.write_text(
+        json.dumps({"versions": versions, "checks": rows}, indent=1), encoding="utf-8"
+    )
     return int(any(row["error"] is not None for row in rows))

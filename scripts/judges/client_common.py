@@ -19,16 +19,23 @@ TALK: list[dict[str, Any]] = [
 
 WEATHER = {
     "type": "object",
-    "properties": {"unit": {"enum": ["celsius", "kelvin"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["unit", "days"],
     "additionalProperties": False,
 }
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": "get_weather", "description": "Ask for it.", "parameters": WEATHER}},
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "Ask for it.", "parameters": WEATHER},
+    },
     {"type": "function", "function": {"name": "get_time", "parameters": {**WEATHER}}},
 ]
 FLAT_TOOLS: list[dict[str, Any]] = [{"type": "function", **tool["function"]} for tool in TOOLS]
-QUIET = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}  # a grammar allows any number of blanks
+# a grammar allows any number of blanks
+QUIET = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}
 
 # Every value is bounded: the toy model computes its tokens and would not end one by itself.
 CITY_SCHEMA: dict[str, Any] = {
@@ -41,7 +48,10 @@ CITY_SCHEMA: dict[str, Any] = {
     "required": ["name", "size", "is_capital"],
     "additionalProperties": False,
 }
-JSON_SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": CITY_SCHEMA}}
+JSON_SCHEMA_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "strict": True, "schema": CITY_SCHEMA},
+}
 
 
 def check_city(text: str | None) -> None:
@@ -57,7 +67,10 @@ def check_weather(arguments: str | dict[str, Any]) -> None:
     """Check arguments against the parameters of the tools."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     expect(set(given) == {"unit", "days"}, f"keys of {given}")
-    expect(given["unit"] in ("celsius", "kelvin") and given["days"] in range(1, 10), f"values of {given}")
+    expect(
+        given["unit"] in ("celsius", "kelvin") and given["days"] in range(1, 10),
+        f"values of {given}",
+    )
 
 
 def wait_idle(url: str, seconds: float = 10) -> None:

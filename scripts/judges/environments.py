@@ -33,10 +33,22 @@ def python_environment(folder: Path, name: str, version: str, *, is_complete: bo
         print(f"making the environment {name}", file=sys.stderr, flush=True)
         shutil.rmtree(target, ignore_errors=True)
         call([find_python(version), "-m", "venv", str(target)])
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        pip = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ]
         pip += ["--no-deps"] if is_complete else []
         # torch first: it should come from its index of CPU wheels; the other packages then find it installed.
-        torch = [line for line in requirements.read_text(encoding="utf-8").splitlines() if line.startswith("torch==")]
+        torch = [
+            line
+            for line in requirements.read_text(encoding="utf-8").splitlines()
+            if line.startswith("torch==")
+        ]
         if torch:
             call([*pip, *torch])
         call([*pip, "--requirement", str(requirements)])
@@ -50,7 +62,9 @@ def node_modules(folder: Path, name: str, source: Path) -> Path:
     Without a lock there, npm chooses the versions of what the packages need. Install scripts are left out, but for the
     script `setup` of package.json.
     """
-    files = [file for file in (source / "package.json", source / "package-lock.json") if file.exists()]
+    files = [
+        file for file in (source / "package.json", source / "package-lock.json") if file.exists()
+    ]
     wanted = "".join(file.read_text(encoding="utf-8") for file in files)
     target = folder / name
     if not is_current(target, wanted):
@@ -63,7 +77,9 @@ def node_modules(folder: Path, name: str, source: Path) -> Path:
         for file in files:
             shutil.copy(file, target)
         install = ["ci"] if len(files) == 2 else ["install", "--no-package-lock"]
-        call([npm, "--prefix", str(target), *install, "--no-audit", "--no-fund", "--ignore-scripts"])
+        call(
+            [npm, "--prefix", str(target), *install, "--no-audit", "--no-fund", "--ignore-scripts"]
+        )
         call([npm, "--prefix", str(target), "run", "--if-present", "setup"])
         (target / STAMP).write_text(wanted, encoding="utf-8")
     return target
@@ -77,9 +93,13 @@ def is_current(target: Path, wanted: str) -> bool:
 
 def call(command: list[str]) -> None:
     """Run a command without output. Raises SystemExit with the end of its output if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     if done.returncode != 0:
-        raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        raise SystemExit(
+            f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+        )
 
 
 def find_python(version: str) -> str:
@@ -88,7 +108,9 @@ def find_python(version: str) -> str:
         check = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
         if subprocess.run([candidate, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
             return candidate
-    raise SystemExit(f"error: this client needs Python {version}; none was found on PATH, under pyenv or under uv")
+    raise SystemExit(
+        f"error: this client needs Python {version}; none was found on PATH, under pyenv or under uv"
+    )
 
 
 def candidates(version: str) -> Iterator[str]:
@@ -100,5 +122,8 @@ def candidates(version: str) -> Iterator[str]:
     pyenv = Path(os.environ.get("PYENV_ROOT", home / ".pyenv")) / "versions"
     shared = Path(os.environ.get("XDG_DATA_HOME", home / ".local" / "share"))
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", shared / "uv" / "python"))
-    for root, pattern in ((pyenv, f"{version}.*/bin/python3"), (uv, f"cpython-{version}.*/bin/python3")):
+    for root, pattern in (
+        (pyenv, f"{version}.*/bin/python3"),
+        (uv, f"cpython-{version}.*/bin/python3"),
+    ):
         yield from (str(path) for path in sorted(root.glob(pattern)))

@@ -35,15 +35,22 @@ class Turn:
     """A finished run of an agent, with its calls that have tools."""
 
     def __init__(self, agent: Agent, settings: checks.Settings, modules: Path) -> None:
-        self.agent, self.note = agent, secrets.token_hex(8)
+        self.agent = agent
+        self.note = secrets.token_hex(8)
         self._seen: list[Exchange] = []
         with (
             tempfile.TemporaryDirectory() as home,
             tempfile.TemporaryDirectory() as work,
-            Recorder(urllib.parse.urlsplit(settings.url).port or 80, self._seen.append).running() as recorder,
+            Recorder(
+                urllib.parse.urlsplit(settings.url).port or 80, self._seen.append
+            ).running() as recorder,
         ):
             (Path(work) / NOTE).write_text(self.note, encoding="utf-8")
-            marks = {"url": f"http://127.0.0.1:{recorder.port}", "model": settings.model, "key": settings.api_key}
+            marks = {
+                "url": f"http://127.0.0.1:{recorder.port}",
+                "model": settings.model,
+                "key": settings.api_key,
+            }
             variables = environment(agent, Path(home), modules, **marks)
             self.done = subprocess.run(
                 list(agent.words),
@@ -86,7 +93,10 @@ def finishes_a_tool_turn(turn: Turn) -> None:
     (first, _), (second, exchange) = turn.calls
     field = ROUTES[exchange.target.partition("?")[0]]
     expect(turn.note not in json.dumps(first), "the first call has the note already")
-    expect(turn.note in json.dumps(second[field]), f"the result of the tool is missing: {second[field][-2:]}")
+    expect(
+        turn.note in json.dumps(second[field]),
+        f"the result of the tool is missing: {second[field][-2:]}",
+    )
 
 
 def every_call_is_answered(turn: Turn) -> None:
@@ -96,7 +106,10 @@ def every_call_is_answered(turn: Turn) -> None:
 
 def the_second_call_reuses_the_first_prompt(turn: Turn) -> None:
     (first, _), (second, cached) = (usage(exchange) for _, exchange in turn.calls[:2])
-    print(f"prompts of {first} and {second} tokens, {cached} of the second from the prefix cache", file=sys.stderr)
+    print(
+        f"prompts of {first} and {second} tokens, {cached} of the second from the prefix cache",
+        file=sys.stderr,
+    )
     expect(cached >= CACHED * first, f"{cached} of {first} tokens")
 
 
@@ -114,7 +127,9 @@ def usage(exchange: Exchange) -> tuple[int, int]:
 
 def usages(text: str) -> Iterator[Mapping[str, Any]]:
     """The objects `usage` in the events of a stream, or in a whole answer."""
-    parts = [line.removeprefix("data:") for line in text.splitlines() if line.startswith("data:")] or [text]
+    parts = [
+        line.removeprefix("data:") for line in text.splitlines() if line.startswith("data:")
+    ] or [text]
     for part in parts:
         if part.strip() == "[DONE]":
             continue
@@ -129,7 +144,12 @@ def record(calls: Sequence[Call], file: Path) -> None:
     (first, exchange), (second, _) = calls[:2]
     field = ROUTES[exchange.target.partition("?")[0]]
     fields = {name: value for name, value in first.items() if name not in (field, "tools")}
-    parts = {"first": first[field], "second": second[field], "fields": fields, "tools": first["tools"]}
+    parts = {
+        "first": first[field],
+        "second": second[field],
+        "fields": fields,
+        "tools": first["tools"],
+    }
     lines = ",\n".join(f'"{name}": {json.dumps(masked(part))}' for name, part in parts.items())
     file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

@@ -54,9 +54,16 @@ class Subject:
             self.calls.append(unit)
             return "fair"
 
-        forced = ModelSettings(tool_choice="required", max_tokens=60, parallel_tool_calls=False, extra_body=ENDING)
+        forced = ModelSettings(
+            tool_choice="required", max_tokens=60, parallel_tool_calls=False, extra_body=ENDING
+        )
         model = model or self.settings.model
-        given = {"instructions": "You are brief.", "tools": [get_weather], "model_settings": forced, **fields}
+        given = {
+            "instructions": "You are brief.",
+            "tools": [get_weather],
+            "model_settings": forced,
+            **fields,
+        }
         return Agent(name="judge", model=model, **given)
 
     async def run_turn(self, agent: Any, asked: Any, streamed: bool, **fields: Any) -> Any:
@@ -74,8 +81,13 @@ class Subject:
 
 async def with_a_session(s: Subject, agent: Any, streamed: bool) -> list[Any]:
     session = SQLiteSession("judge")
-    found = [(await s.run_turn(agent, asked, streamed, session=session)).final_output for asked in ASK]
-    expect(len(await session.get_items()) >= 4 * len(ASK), "each turn has a question, a call, a result, an answer")
+    found = [
+        (await s.run_turn(agent, asked, streamed, session=session)).final_output for asked in ASK
+    ]
+    expect(
+        len(await session.get_items()) >= 4 * len(ASK),
+        "each turn has a question, a call, a result, an answer",
+    )
     return found
 
 
@@ -104,7 +116,9 @@ def both(turns: Callable[..., Any], s: Subject, agent: Any, kind: type = str) ->
     """The turns, whole and streamed."""
     for streamed in (False, True):
         answers = s.loop.run(turns(s, agent, streamed))
-        expect(len(answers) == len(ASK) and all(isinstance(one, kind) for one in answers), f"{answers}")
+        expect(
+            len(answers) == len(ASK) and all(isinstance(one, kind) for one in answers), f"{answers}"
+        )
 
 
 def session(s: Subject) -> None:
@@ -149,9 +163,13 @@ def main() -> int:
     """Run the checks."""
     settings = checks.settings(__doc__)
     set_tracing_disabled(True)
-    client = AsyncOpenAI(base_url=f"{settings.url}/v1", api_key=settings.api_key, timeout=60, max_retries=0)
+    client = AsyncOpenAI(
+        base_url=f"{settings.url}/v1", api_key=settings.api_key, timeout=60, max_retries=0
+    )
     set_default_openai_client(client, use_for_tracing=False)
-    return checks.run(CHECKS, Subject(settings, client), ["openai-agents", "openai"], settings.report)
+    return checks.run(
+        CHECKS, Subject(settings, client), ["openai-agents", "openai"], settings.report
+    )
 
 
 if __name__ == "__main__":

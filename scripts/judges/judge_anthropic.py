@@ -2,10 +2,10 @@
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 
@@ -52,7 +52,8 @@ def message(s: Subject) -> None:
 
 def stream(s: Subject) -> None:
     fields: dict[str, Any] = {"extra_body": {"seed": 3, "ignore_eos": True}}
-    whole, streamed = s.create(**fields), s.stream(**fields)
+    whole = s.create(**fields)
+    streamed = s.stream(**fields)
     expect(streamed.content[0].text == whole.content[0].text, "a stream is the same text")
     expect(streamed.usage.output_tokens == whole.usage.output_tokens, f"{streamed.usage}")
 
@@ -60,23 +61,41 @@ def stream(s: Subject) -> None:
 def count_tokens(s: Subject) -> None:
     fields: dict[str, Any] = {"system": "You are brief.", "tools": TOOLS}
     usage = s.create(**fields).usage
-    counted = s.client.messages.count_tokens(model=s.settings.model, messages=TALK, **fields).input_tokens
+    counted = s.client.messages.count_tokens(
+        model=s.settings.model, messages=TALK, **fields
+    ).input_tokens
     expect(counted == usage.input_tokens + usage.cache_read_input_tokens, f"{counted} and {usage}")
 
 
 def three_turns_with_tools(s: Subject) -> None:
-    choices: list[dict[str, Any]] = [{"type": "any"}, {"type": "tool", "name": "get_time"}, {"type": "any"}]
+    choices: list[dict[str, Any]] = [
+        {"type": "any"},
+        {"type": "tool", "name": "get_time"},
+        {"type": "any"},
+    ]
     for ask in (s.create, s.stream):
         messages: list[dict[str, Any]] = [*TALK]
         for choice in choices:
             forced = {**choice, "disable_parallel_tool_use": True}
-            answer = ask(messages=messages, tools=TOOLS, tool_choice=forced, max_tokens=200, extra_body=QUIET)
+            answer = ask(
+                messages=messages, tools=TOOLS, tool_choice=forced, max_tokens=200, extra_body=QUIET
+            )
             expect(answer.stop_reason == "tool_use", f"{answer}")
             call = answer.content[-1]
             check_weather(call.input)
-            result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "noon"}]}
-            messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
-        expect(ask(messages=messages, tools=TOOLS, tool_choice={"type": "none"}).content is not None, "no answer")
+            result = {
+                "type": "tool_result",
+                "tool_use_id": call.id,
+                "content": [{"type": "text", "text": "noon"}],
+            }
+            messages += [
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": [result]},
+            ]
+        expect(
+            ask(messages=messages, tools=TOOLS, tool_choice={"type": "none"}).content is not None,
+            "no answer",
+        )
 
 
 def output_format(s: Subject) -> None:
@@ -86,9 +105,42 @@ def output_format(s: Subject) -> None:
 
 def beta(s: Subject) -> None:
     answer = s.client.beta.messages.create(
-        model=s.settings.model, max_tokens=4, messages=TALK, betas=["context-management-2025-06-27"], system="Be brief."
+        model=s.settings.model,
+        max_tokens=4,
+        messages=TALK,
+        betas=["context-management-2025-06-27"],
+        system="Be brief.",
     )
     expect(answer.type == "message", f"{answer}")
+
+
+def tool_runner(s: Subject) -> None:
+    """It begins with a `thread`, is refused by the code for that, and goes on without it."""
+    units: list[str] = []
+
+    @beta_tool
+    def get_weather(unit: Literal["celsius", "kelvin"], days: Literal[1, 2]) -> str:
+        """Return the weather.
+
+        Args:
+            unit: of the temperature.
+            days: from today on.
+        """
+        units.append(unit)
+        return "rain"
+
+    runner = s.client.beta.messages.tool_runner(
+        model=s.settings.model,
+        max_tokens=200,
+        messages=TALK,
+        tools=[get_weather],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        max_iterations=3,
+        extra_body=QUIET,
+    )
+    reasons = [message.stop_reason for message in runner]
+    expect(reasons == ["tool_use"] * 3, f"{reasons}")
+    expect(len(units) >= 2 and set(units) <= {"celsius", "kelvin"}, f"{units}")
 
 
 def models(s: Subject) -> None:
@@ -103,7 +155,10 @@ def errors(s: Subject) -> None:
         (anthropic.BadRequestError, lambda: s.create(extra_body={"temperature": 9})),
         (anthropic.NotFoundError, lambda: s.create(model="missing")),
         (anthropic.AuthenticationError, lambda: stranger.models.list()),
-        (anthropic.AuthenticationError, lambda: stranger.messages.create(model="m", max_tokens=1, messages=TALK)),
+        (
+            anthropic.AuthenticationError,
+            lambda: stranger.messages.create(model="m", max_tokens=1, messages=TALK),
+        ),
     ):
         try:
             call()
@@ -137,7 +192,9 @@ def joined(chunks: Any) -> Any:
 
 
 def chain_tools(s: Subject) -> None:
-    model = s.chain(max_tokens=200, model_kwargs={"extra_body": QUIET}).bind_tools(TOOLS, tool_choice="get_time")
+    model = s.chain(max_tokens=200, model_kwargs={"extra_body": QUIET}).bind_tools(
+        TOOLS, tool_choice="get_time"
+    )
     for ask in (model.invoke, lambda talk: joined(model.stream(talk))):
         talk: list[Any] = [*CHAIN]
         for _ in range(3):
@@ -149,7 +206,7 @@ def chain_tools(s: Subject) -> None:
 
 
 CHECKS = [
-    message, stream, count_tokens, three_turns_with_tools, output_format, beta, models, errors, hang_up,
+    message, stream, count_tokens, three_turns_with_tools, output_format, beta, tool_runner, models, errors, hang_up,
     chain_invoke_and_stream, chain_tools,
 ]  # fmt: skip
 
@@ -157,7 +214,9 @@ CHECKS = [
 def main() -> int:
     """Run the checks."""
     settings = checks.settings(__doc__)
-    return checks.run(CHECKS, Subject(settings), ["anthropic", "langchain-anthropic"], settings.report)
+    return checks.run(
+        CHECKS, Subject(settings), ["anthropic", "langchain-anthropic"], settings.report
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from enum import Enum
+from itertools import product
 from typing import Any, Literal
 
 import instructor
@@ -69,7 +70,13 @@ class Subject:
     def fields(self, **fields: Any) -> dict[str, Any]:
         """The fields of every call."""
         talk = [{"role": "user", "content": "Tell me of a city."}]
-        return {"model": self.settings.model, "messages": talk, "max_tokens": 300, "max_retries": 0, **fields}
+        return {
+            "model": self.settings.model,
+            "messages": talk,
+            "max_tokens": 300,
+            "max_retries": 0,
+            **fields,
+        }
 
 
 def whole(s: Subject, mode: instructor.Mode) -> None:
@@ -84,19 +91,27 @@ def nested(s: Subject, mode: instructor.Mode) -> None:
 
 def partial(s: Subject, mode: instructor.Mode) -> None:
     states = list(s.client(mode).chat.completions.create_partial(response_model=City, **s.fields()))
-    expect(len(states) > 5, f"{len(states)} states: the arguments of a call come in pieces, as a text does")
+    expect(
+        len(states) > 5,
+        f"{len(states)} states: the arguments of a call come in pieces, as a text does",
+    )
     expect(states[-1].size in ("small", "large"), f"{states[-1]}")
 
 
 def with_completion(s: Subject, mode: instructor.Mode) -> None:
-    city, raw = s.client(mode).chat.completions.create_with_completion(response_model=City, **s.fields())
+    city, raw = s.client(mode).chat.completions.create_with_completion(
+        response_model=City, **s.fields()
+    )
     expect(isinstance(city, City) and raw.usage.completion_tokens > 0, f"{raw}")
 
 
 def asynchronous(s: Subject, mode: instructor.Mode) -> None:
     async def several() -> list[Any]:
         client = s.async_client(mode)
-        calls = (client.chat.completions.create(response_model=City, **s.fields(seed=i)) for i in range(4))
+        calls = (
+            client.chat.completions.create(response_model=City, **s.fields(seed=i))
+            for i in range(4)
+        )
         return await asyncio.gather(*calls)
 
     expect(all(isinstance(city, City) for city in asyncio.run(several())), "four cities at once")
@@ -112,7 +127,8 @@ def in_mode(check: Callable[[Subject, instructor.Mode], None], mode: instructor.
     return named
 
 
-CHECKS = [in_mode(check, mode) for mode in MODES for check in (whole, nested, partial, with_completion, asynchronous)]
+IN_EACH_MODE = (whole, nested, partial, with_completion, asynchronous)
+CHECKS = [in_mode(check, mode) for mode, check in product(MODES, IN_EACH_MODE)]
 
 
 def main() -> int:

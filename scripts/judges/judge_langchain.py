@@ -21,7 +21,11 @@ class Subject:
         self.settings = settings
 
     def _common(self, **fields: Any) -> dict[str, Any]:
-        base = {"base_url": f"{self.settings.url}/v1", "api_key": self.settings.api_key, "max_retries": 0}
+        base = {
+            "base_url": f"{self.settings.url}/v1",
+            "api_key": self.settings.api_key,
+            "max_retries": 0,
+        }
         return {**base, "model": self.settings.model, "timeout": 60, "max_tokens": 16, **fields}
 
     def chat(self, **fields: Any) -> Any:
@@ -45,8 +49,13 @@ TALK = [SystemMessage("You are brief."), HumanMessage("How are you?")]
 
 def invoke(s: Subject) -> None:
     answer = s.chat().invoke(TALK)
-    expect(isinstance(answer, AIMessage) and answer.usage_metadata["output_tokens"] <= 16, f"{answer}")
-    expect(answer.response_metadata["finish_reason"] in ("stop", "length"), f"{answer.response_metadata}")
+    expect(
+        isinstance(answer, AIMessage) and answer.usage_metadata["output_tokens"] <= 16, f"{answer}"
+    )
+    expect(
+        answer.response_metadata["finish_reason"] in ("stop", "length"),
+        f"{answer.response_metadata}",
+    )
 
 
 def stream(s: Subject) -> None:
@@ -57,7 +66,10 @@ def stream(s: Subject) -> None:
 
 def stream_usage(s: Subject) -> None:
     chunks = list(s.chat(stream_usage=True).stream(TALK))
-    expect(sum(chunk.usage_metadata["input_tokens"] for chunk in chunks if chunk.usage_metadata) > 0, "no usage")
+    expect(
+        sum(chunk.usage_metadata["input_tokens"] for chunk in chunks if chunk.usage_metadata) > 0,
+        "no usage",
+    )
 
 
 def batch(s: Subject) -> None:
@@ -74,7 +86,10 @@ def ainvoke(s: Subject) -> None:
 
 def logprobs(s: Subject) -> None:
     answer = s.chat(logprobs=True, top_logprobs=2).invoke(TALK)
-    expect(len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2, f"{answer.response_metadata}")
+    expect(
+        len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2,
+        f"{answer.response_metadata}",
+    )
 
 
 def generations(s: Subject) -> None:
@@ -83,14 +98,20 @@ def generations(s: Subject) -> None:
 
 def tools(s: Subject) -> None:
     for choice in ("required", "get_time"):
-        answer = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice=choice, parallel_tool_calls=False).invoke(TALK)
+        answer = (
+            s.chat(max_tokens=200)
+            .bind_tools(TOOLS, tool_choice=choice, parallel_tool_calls=False)
+            .invoke(TALK)
+        )
         expect(answer.tool_calls and not answer.invalid_tool_calls, f"{answer}")
         for call in answer.tool_calls:
             check_weather(call["args"])
 
 
 def tools_stream(s: Subject) -> None:
-    model = s.chat(max_tokens=200).bind_tools(TOOLS, tool_choice="required", parallel_tool_calls=False)
+    model = s.chat(max_tokens=200).bind_tools(
+        TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
     chunks = list(model.stream(TALK))
     whole = chunks[0]
     for chunk in chunks[1:]:

@@ -47,7 +47,11 @@ class Subject:
         self.settings = settings
 
     def model(self, **fields: Any) -> Any:
-        base = {"base_url": f"{self.settings.url}/v1", "api_key": self.settings.api_key, "max_retries": 0}
+        base = {
+            "base_url": f"{self.settings.url}/v1",
+            "api_key": self.settings.api_key,
+            "max_retries": 0,
+        }
         more = {"model": self.settings.model, "timeout": 60, "max_tokens": 200}
         more["extra_body"] = {**QUIET, "parallel_tool_calls": False}
         return ChatOpenAI(**{**base, **more, **fields})
@@ -71,7 +75,9 @@ def turns_with_tools(s: Subject, **fields: Any) -> None:
         for question in ASK:
             talk.append(HumanMessage(question))
             answer = ask(calling, talk)
-            expect(answer.response_metadata["id"].startswith("resp_"), f"{answer.response_metadata}")
+            expect(
+                answer.response_metadata["id"].startswith("resp_"), f"{answer.response_metadata}"
+            )
             (call,) = answer.tool_calls
             check_weather(call["args"])
             talk += [answer, ToolMessage("noon", tool_call_id=call["id"])]
@@ -95,7 +101,9 @@ def responses_turns_as_chat_messages(s: Subject) -> None:
 def responses_structured(s: Subject) -> None:
     model = s.model(use_responses_api=True)
     for method in ("json_schema", "function_calling"):
-        expect(isinstance(model.with_structured_output(City, method=method).invoke(TALK), City), method)
+        expect(
+            isinstance(model.with_structured_output(City, method=method).invoke(TALK), City), method
+        )
 
 
 def agent_turns(s: Subject, **fields: Any) -> None:
@@ -118,7 +126,9 @@ def agent_turns(s: Subject, **fields: Any) -> None:
                 agent.invoke(asked, config)
             messages = agent.get_state(config).values["messages"]
             kinds = [type(message) for message in messages]
-            expect(kinds == [HumanMessage, AIMessage, ToolMessage, AIMessage] * number, f"{messages}")
+            expect(
+                kinds == [HumanMessage, AIMessage, ToolMessage, AIMessage] * number, f"{messages}"
+            )
             expect(messages[-3].tool_calls and not messages[-1].tool_calls, f"{messages}")
 
 
@@ -134,7 +144,10 @@ def agent_with_a_format(s: Subject) -> None:
     """Tools and a format in one call: the answer after the tool's result is of the type."""
     for more in ({}, {"use_responses_api": True}):
         built = create_agent(
-            s.model(**more), [get_weather], middleware=[call_once], response_format=ProviderStrategy(City)
+            s.model(**more),
+            [get_weather],
+            middleware=[call_once],
+            response_format=ProviderStrategy(City),
         )
         found = built.invoke({"messages": [HumanMessage(ASK[0])]})
         expect(isinstance(found["structured_response"], City), f"{found}")
@@ -149,7 +162,9 @@ CHECKS = [
 def main() -> int:
     """Run the checks."""
     settings = checks.settings(__doc__)
-    return checks.run(CHECKS, Subject(settings), ["langchain", "langgraph", "langchain-openai"], settings.report)
+    return checks.run(
+        CHECKS, Subject(settings), ["langchain", "langgraph", "langchain-openai"], settings.report
+    )
 
 
 if __name__ == "__main__":

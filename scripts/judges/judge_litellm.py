@@ -8,7 +8,15 @@ import litellm
 
 import checks
 from checks import Settings, catch, expect
-from client_common import JSON_SCHEMA_FORMAT, QUIET, TALK, TOOLS, check_city, check_weather, wait_idle
+from client_common import (
+    JSON_SCHEMA_FORMAT,
+    QUIET,
+    TALK,
+    TOOLS,
+    check_city,
+    check_weather,
+    wait_idle,
+)
 
 
 class Subject:
@@ -25,12 +33,22 @@ class Subject:
 
     def chat(self, **fields: Any) -> Any:
         """Request one chat completion."""
-        given = {**self.common, "model": f"openai/{self.settings.model}", "messages": TALK, **fields}
+        given = {
+            **self.common,
+            "model": f"openai/{self.settings.model}",
+            "messages": TALK,
+            **fields,
+        }
         return litellm.completion(**given)
 
     def complete(self, **fields: Any) -> Any:
         """Request one text completion."""
-        given = {**self.common, "model": f"text-completion-openai/{self.settings.model}", "prompt": "Hello", **fields}
+        given = {
+            **self.common,
+            "model": f"text-completion-openai/{self.settings.model}",
+            "prompt": "Hello",
+            **fields,
+        }
         return litellm.text_completion(**given)
 
 
@@ -41,7 +59,9 @@ def chat(s: Subject) -> None:
 
 
 def chat_options(s: Subject) -> None:
-    answer = s.chat(n=2, temperature=0.5, top_p=0.9, stop=["#"], seed=3, presence_penalty=0.1, max_tokens=8)
+    answer = s.chat(
+        n=2, temperature=0.5, top_p=0.9, stop=["#"], seed=3, presence_penalty=0.1, max_tokens=8
+    )
     expect(len(answer.choices) == 2, f"{answer}")
 
 
@@ -59,7 +79,9 @@ def chat_stream_usage(s: Subject) -> None:
 def chat_async(s: Subject) -> None:
     async def one(i: int) -> Any:
         talk = [{"role": "user", "content": f"{i}"}]
-        return await litellm.acompletion(model=f"openai/{s.settings.model}", messages=talk, max_tokens=4, **s.common)
+        return await litellm.acompletion(
+            model=f"openai/{s.settings.model}", messages=talk, max_tokens=4, **s.common
+        )
 
     async def several() -> list[Any]:
         return await asyncio.gather(*map(one, range(8)))
@@ -69,7 +91,11 @@ def chat_async(s: Subject) -> None:
 
 def tools(s: Subject) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "get_time"}}):
-        message = s.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=200).choices[0].message
+        message = (
+            s.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=200)
+            .choices[0]
+            .message
+        )
         for call in message.tool_calls:
             check_weather(call.function.arguments)
 
@@ -82,18 +108,27 @@ def second_turn(s: Subject) -> None:
     talk: list[Any] = [*TALK, first, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     second = s.chat(messages=talk, tools=TOOLS, tool_choice="none", max_tokens=8).choices[0].message
     for message in (second, second.model_dump(), s.chat(max_tokens=4).choices[0].message):
-        again = s.chat(messages=[*talk, message, {"role": "user", "content": "Go on."}], max_tokens=4)
+        again = s.chat(
+            messages=[*talk, message, {"role": "user", "content": "Go on."}], max_tokens=4
+        )
         expect(again.choices[0].message.role == "assistant", f"{again}")
 
 
 def streamed(s: Subject, **fields: Any) -> Any:
     """The whole answer, joined by litellm from the pieces of a stream."""
-    return litellm.stream_chunk_builder(list(s.chat(stream=True, **fields)), messages=fields["messages"])
+    return litellm.stream_chunk_builder(
+        list(s.chat(stream=True, **fields)), messages=fields["messages"]
+    )
 
 
 def three_turns(s: Subject) -> None:
     """Each turn has a call, its result, and an answer; all are litellm's own messages."""
-    options: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 200, "extra_body": QUIET}
+    options: dict[str, Any] = {
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "max_tokens": 200,
+        "extra_body": QUIET,
+    }
     for ask in (s.chat, lambda **fields: streamed(s, **fields)):
         talk: list[Any] = [TALK[0]]
         for _ in range(3):
@@ -102,13 +137,19 @@ def three_turns(s: Subject) -> None:
             (call,) = called.tool_calls
             check_weather(call.function.arguments)
             talk += [called, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-            told = ask(messages=talk, tool_choice="none", **{**options, "max_tokens": 8}).choices[0].message
+            told = (
+                ask(messages=talk, tool_choice="none", **{**options, "max_tokens": 8})
+                .choices[0]
+                .message
+            )
             expect(not told.tool_calls, f"{told}")
             talk.append(told)
 
 
 def json_schema(s: Subject) -> None:
-    check_city(s.chat(response_format=JSON_SCHEMA_FORMAT, max_tokens=200).choices[0].message.content)
+    check_city(
+        s.chat(response_format=JSON_SCHEMA_FORMAT, max_tokens=200).choices[0].message.content
+    )
 
 
 def text(s: Subject) -> None:

@@ -37,22 +37,37 @@ class Subject:
         self.settings = settings
 
     def chat(self) -> Any:
-        more = {"context_window": 8192, "is_chat_model": True, "is_function_calling_model": True, "max_tokens": 60}
+        more = {
+            "context_window": 8192,
+            "is_chat_model": True,
+            "is_function_calling_model": True,
+            "max_tokens": 60,
+        }
         return OpenAILike(**self._common(), **more, additional_kwargs={"extra_body": QUIET})
 
     def responses(self) -> Any:
-        more = {"context_window": 8192, "max_output_tokens": 60, "additional_kwargs": {"extra_body": QUIET}}
+        more = {
+            "context_window": 8192,
+            "max_output_tokens": 60,
+            "additional_kwargs": {"extra_body": QUIET},
+        }
         return OpenAIResponses(**self._common(), **more)
 
     def _common(self) -> dict[str, Any]:
-        base = {"api_base": f"{self.settings.url}/v1", "api_key": self.settings.api_key, "timeout": 60}
+        base = {
+            "api_base": f"{self.settings.url}/v1",
+            "api_key": self.settings.api_key,
+            "timeout": 60,
+        }
         return {**base, "model": self.settings.model, "max_retries": 0}
 
 
 async def three_turns(llm: Any, streamed: bool) -> None:
     """The first call of each turn is forced; then the model may choose."""
     once = {"initial_tool_choice": "required", "allow_parallel_tool_calls": False}
-    agent = FunctionAgent(tools=[get_weather], llm=llm, system_prompt="Be brief.", streaming=streamed, **once)
+    agent = FunctionAgent(
+        tools=[get_weather], llm=llm, system_prompt="Be brief.", streaming=streamed, **once
+    )
     context = Context(agent)
     for asked in ASK:
         run = agent.run(asked, ctx=context)
@@ -72,7 +87,10 @@ def agent_with_responses(s: Subject) -> None:
 
 
 def chat(s: Subject) -> None:
-    talk = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content=ASK[0])]
+    talk = [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content=ASK[0]),
+    ]
     for llm in (s.chat(), s.responses()):
         expect(llm.chat(talk).message.role == "assistant", "whole")
         *_, last = llm.stream_chat(talk)
@@ -90,7 +108,12 @@ CHECKS = [chat, typed, agent, agent_with_responses]
 def main() -> int:
     """Run the checks."""
     settings = checks.settings(__doc__)
-    packages = ["llama-index-core", "llama-index-llms-openai-like", "llama-index-llms-openai", "openai"]
+    packages = [
+        "llama-index-core",
+        "llama-index-llms-openai-like",
+        "llama-index-llms-openai",
+        "openai",
+    ]
     return checks.run(CHECKS, Subject(settings), packages, settings.report)
 
 

@@ -11,6 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def make(folder: Path) -> None:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=[END], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(LINES, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, bos_token=END
+    ).save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -91,9 +94,14 @@ def greedy_choices(model: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
     for line in LINES:
         for length in range(5, len(line)):
             ids = tokenizer.encode(line[:length]).ids
-            best = int(model(model.dummy_inputs["input_ids"].new_tensor([ids])).logits[0, -1].argmax())
+            best = int(
+                model(model.dummy_inputs["input_ids"].new_tensor([ids])).logits[0, -1].argmax()
+            )
             text = tokenizer.decode([best])
-            if text.strip().isprintable() and tokenizer.encode(line[:length] + text).ids == [*ids, best]:
+            if text.strip().isprintable() and tokenizer.encode(line[:length] + text).ids == [
+                *ids,
+                best,
+            ]:
                 yield line[:length], text
                 break
 
@@ -101,9 +109,15 @@ def greedy_choices(model: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 def write_tasks(folder: Path, model: Path) -> None:
     """Write two tasks over files: choices after a context, and whole texts."""
     contexts = json.loads((model / CONTEXTS).read_text(encoding="utf-8"))
-    questions = [{"question": text, "choices": [*WORDS, best], "answer": 0} for text, best in contexts]
-    texts = [{"text": line} for line in [*LINES, " ".join(LINES * 6)]]  # the last one takes several windows
-    for name, rows, template in (("choices", questions, MULTIPLE_CHOICE), ("rolling", texts, ROLLING)):
+    questions = [
+        {"question": text, "choices": [*WORDS, best], "answer": 0} for text, best in contexts
+    ]
+    # the last one takes several windows
+    texts = [{"text": line} for line in [*LINES, " ".join(LINES * 6)]]
+    for name, rows, template in (
+        ("choices", questions, MULTIPLE_CHOICE),
+        ("rolling", texts, ROLLING),
+    ):
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         (folder / f"{name}.yaml").write_text(template.format(data=data), encoding="utf-8")
@@ -125,13 +139,19 @@ class Subject:
             "max_length": MAX_LENGTH,
         }
         # The other side reserves a token of its context for an answer, and one for the beginning.
-        theirs = {"pretrained": settings.model, "dtype": "float32", "max_length": MAX_LENGTH - 2, "device": "cpu"}
+        theirs = {
+            "pretrained": settings.model,
+            "dtype": "float32",
+            "max_length": MAX_LENGTH - 2,
+            "device": "cpu",
+        }
         self.ours = evaluate("local-completions", ours, folder)
         self.theirs = evaluate("hf", theirs, folder)
 
     def pairs(self, task: str) -> Iterator[tuple[Any, Any]]:
         """The answers of the server and of transformers, for every request of a task."""
-        ours, theirs = responses(self.ours, task), responses(self.theirs, task)
+        ours = responses(self.ours, task)
+        theirs = responses(self.theirs, task)
         expect(len(ours) == len(theirs) > 0, f"{len(ours)} and {len(theirs)} answers")
         return zip(ours, theirs, strict=True)
 
@@ -156,7 +176,7 @@ def evaluate(model: str, arguments: dict[str, Any], folder: Path) -> dict[str, A
 def responses(outcome: dict[str, Any], task: str) -> list[Any]:
     """The model's answer to each request: (loglikelihood, True if greedy), or a loglikelihood alone."""
     samples = sorted(outcome["samples"][task], key=lambda sample: sample["doc_id"])
-    return [response for sample in samples for response in sample["filtered_resps"]]
+    return list(chain.from_iterable(sample["filtered_resps"] for sample in samples))
 
 
 def near(a: float, b: float) -> bool:

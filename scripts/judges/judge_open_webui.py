@@ -44,7 +44,10 @@ class Shown:
     """The page, with its calls of the server and what it asked of others."""
 
     def __init__(self, page: Page, url: str, seen: list[Exchange], strangers: list[str]) -> None:
-        self.page, self.url, self.seen, self.strangers = page, url, seen, strangers
+        self.page = page
+        self.url = url
+        self.seen = seen
+        self.strangers = strangers
 
     def ask(self, text: str) -> None:
         """Send a message of the user."""
@@ -97,7 +100,10 @@ def holds_two_turns_without_tools(shown: Shown) -> None:
     calls = calls_with_tools(shown.seen)
     expect(len(calls) == 2, f"{len(calls)} calls with tools")
     for _, exchange in calls:
-        expect("tools" in exchange.headers.get("x-orca-ignored-fields", ""), f"headers {exchange.headers}")
+        expect(
+            "tools" in exchange.headers.get("x-orca-ignored-fields", ""),
+            f"headers {exchange.headers}",
+        )
 
 
 def every_call_is_answered(shown: Shown) -> None:
@@ -125,12 +131,23 @@ def serving(url: str, key: str, strangers: list[str]) -> Iterator[str]:
                 "WEBUI_AUTH": "false",
                 "WEBUI_SECRET_KEY": key,
             },
-            **{"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key, "ENABLE_OLLAMA_API": "false"},
+            **{
+                "OPENAI_API_BASE_URL": f"{url}/v1",
+                "OPENAI_API_KEY": key,
+                "ENABLE_OLLAMA_API": "false",
+            },
             **{"OFFLINE_MODE": "true", "HF_HUB_OFFLINE": "1", "ANONYMIZED_TELEMETRY": "false"},
             **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), other),
             **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
         }
-        words = [str(Path(sys.executable).with_name("open-webui")), "serve", "--host", "127.0.0.1", "--port", str(port)]
+        words = [
+            str(Path(sys.executable).with_name("open-webui")),
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         with (Path(home) / "log").open("w") as log:
             process = subprocess.Popen(words, cwd=home, env=variables, stdout=log, stderr=log)
         try:
@@ -163,10 +180,15 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def showing(address: str, strangers: list[str]) -> Iterator[Page]:
     """The page in a browser, with its news closed."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page()
         own = (address, address.replace("http:", "ws:"), "data:", "blob:")
-        page.on("request", lambda request: None if request.url.startswith(own) else strangers.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(own) else strangers.append(request.url),
+        )
         page.goto(address)
         page.get_by_role("button", name="Okay, Let's Go!").click(timeout=SECONDS)
         page.locator("#chat-input").wait_for()
@@ -177,7 +199,9 @@ def showing(address: str, strangers: list[str]) -> Iterator[Page]:
 def main() -> int:
     """Start the page and run the checks."""
     parser = checks.parser(__doc__)
-    parser.add_argument("--without-tools", action="store_true", help="the chat template shows no tools")
+    parser.add_argument(
+        "--without-tools", action="store_true", help="the chat template shows no tools"
+    )
     args = parser.parse_args()
     seen: list[Exchange] = []
     strangers: list[str] = []
@@ -190,9 +214,14 @@ def main() -> int:
         showing(address, strangers) as page,
     ):
         shown = Shown(page, args.url, seen, strangers)
-        code = checks.run([*tests, every_call_is_answered, asks_nothing_of_others], shown, versions, args.report)
+        code = checks.run(
+            [*tests, every_call_is_answered, asks_nothing_of_others], shown, versions, args.report
+        )
     if code == 0 and not args.without_tools:
-        record(calls_with_tools(seen), Path(__file__).resolve().parents[2] / ".judges" / "open-webui.json")
+        record(
+            calls_with_tools(seen),
+            Path(__file__).resolve().parents[2] / ".judges" / "open-webui.json",
+        )
     return code
 
 

@@ -11,7 +11,15 @@ from pydantic import BaseModel
 
 import checks
 from checks import Settings, expect
-from client_common import JSON_SCHEMA_FORMAT, QUIET, TALK, TOOLS, check_city, check_weather, wait_idle
+from client_common import (
+    JSON_SCHEMA_FORMAT,
+    QUIET,
+    TALK,
+    TOOLS,
+    check_city,
+    check_weather,
+    wait_idle,
+)
 from judge_openai_errors import ERRORS
 from judge_openai_responses import RESPONSES
 
@@ -27,7 +35,9 @@ class Subject:
         return self.client.completions.create(model=self.settings.model, prompt=prompt, **fields)
 
     def chat(self, **fields: Any) -> Any:
-        return self.client.chat.completions.create(model=self.settings.model, **{"messages": TALK, **fields})
+        return self.client.chat.completions.create(
+            model=self.settings.model, **{"messages": TALK, **fields}
+        )
 
 
 def models_list(s: Subject) -> None:
@@ -62,7 +72,10 @@ def completion_n_and_best_of(s: Subject) -> None:
 def completion_logprobs(s: Subject) -> None:
     answer = s.complete(logprobs=3, max_tokens=4, temperature=0)
     logprobs = answer.choices[0].logprobs
-    expect(logprobs is not None and len(logprobs.tokens) == answer.usage.completion_tokens, f"{logprobs}")
+    expect(
+        logprobs is not None and len(logprobs.tokens) == answer.usage.completion_tokens,
+        f"{logprobs}",
+    )
     expect(all(value <= 0 for value in logprobs.token_logprobs), f"{logprobs.token_logprobs}")
 
 
@@ -71,7 +84,10 @@ def completion_echo(s: Subject) -> None:
     logprobs = answer.choices[0].logprobs
     expect(answer.choices[0].text.startswith("Hello"), f"{answer.choices[0].text!r}")
     expect(logprobs.token_logprobs[0] is None, "the first token has nothing before it")
-    expect(len(logprobs.tokens) == answer.usage.total_tokens, "one entry for every token of prompt and answer")
+    expect(
+        len(logprobs.tokens) == answer.usage.total_tokens,
+        "one entry for every token of prompt and answer",
+    )
 
 
 def completion_scores_only(s: Subject) -> None:
@@ -85,7 +101,10 @@ def completion_stop(s: Subject) -> None:
     stop = next(letter for letter in whole[1:] if letter.isascii())
     answer = s.complete(temperature=0, max_tokens=32, stop=[stop])
     expect(answer.choices[0].finish_reason == "stop", f"{answer}")
-    expect(answer.choices[0].text == whole.partition(stop)[0], f"{answer.choices[0].text!r} of {whole!r}")
+    expect(
+        answer.choices[0].text == whole.partition(stop)[0],
+        f"{answer.choices[0].text!r} of {whole!r}",
+    )
 
 
 def completion_seed(s: Subject) -> None:
@@ -100,7 +119,13 @@ def completion_penalties_and_bias(s: Subject) -> None:
 
 
 def completion_extra_body(s: Subject) -> None:
-    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "ignore_eos": True}
+    extra = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+    }
     answer = s.complete(max_tokens=5, extra_body=extra)
     expect(answer.usage.completion_tokens == 5, "ignore_eos generates everything")
 
@@ -108,12 +133,17 @@ def completion_extra_body(s: Subject) -> None:
 def completion_stream(s: Subject) -> None:
     pieces = list(s.complete(stream=True, temperature=0, max_tokens=20))
     text = "".join(piece.choices[0].text for piece in pieces)
-    expect(text == s.complete(temperature=0, max_tokens=20).choices[0].text, "a stream is the same text")
+    expect(
+        text == s.complete(temperature=0, max_tokens=20).choices[0].text,
+        "a stream is the same text",
+    )
     expect(pieces[-1].choices[0].finish_reason in ("stop", "length"), f"{pieces[-1]}")
 
 
 def completion_stream_usage(s: Subject) -> None:
-    pieces = list(s.complete(stream=True, n=2, max_tokens=5, stream_options={"include_usage": True}))
+    pieces = list(
+        s.complete(stream=True, n=2, max_tokens=5, stream_options={"include_usage": True})
+    )
     expect(pieces[-1].choices == [] and pieces[-1].usage.prompt_tokens > 0, f"{pieces[-1]}")
     expect(all(piece.usage is None for piece in pieces[:-1]), "usage comes once")
 
@@ -134,7 +164,10 @@ def chat_n_and_logprobs(s: Subject) -> None:
     answer = s.chat(n=2, logprobs=True, top_logprobs=2, max_tokens=4)
     expect(len(answer.choices) == 2, "two choices")
     for choice in answer.choices:
-        expect(all(len(token.top_logprobs) == 2 for token in choice.logprobs.content), f"{choice.logprobs}")
+        expect(
+            all(len(token.top_logprobs) == 2 for token in choice.logprobs.content),
+            f"{choice.logprobs}",
+        )
 
 
 def chat_stream(s: Subject) -> None:
@@ -152,11 +185,16 @@ def chat_stream_usage(s: Subject) -> None:
 
 def chat_stream_helper(s: Subject) -> None:
     # The answer must end by itself: for the helper, an answer at its limit is an error.
-    body: dict[str, Any] = {"messages": TALK, "extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}}
+    body: dict[str, Any] = {
+        "messages": TALK,
+        "extra_body": {"structured_outputs": {"choice": ["yes", "no"]}},
+    }
     with s.client.chat.completions.stream(model=s.settings.model, max_tokens=8, **body) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
-    expect("chunk" in kinds and final.choices[0].message.content in ("yes", "no"), f"{kinds} {final}")
+    expect(
+        "chunk" in kinds and final.choices[0].message.content in ("yes", "no"), f"{kinds} {final}"
+    )
 
 
 def tools_required(s: Subject) -> None:
@@ -167,7 +205,9 @@ def tools_required(s: Subject) -> None:
 
 
 def tools_in_parallel(s: Subject) -> None:
-    choice = s.chat(tools=TOOLS, tool_choice="required", max_tokens=200, extra_body=QUIET).choices[0]
+    choice = s.chat(tools=TOOLS, tool_choice="required", max_tokens=200, extra_body=QUIET).choices[
+        0
+    ]
     calls = choice.message.tool_calls
     expect(calls, "at least one call")
     # A model that does not stop calling reaches its limit, which may cut the last call.
@@ -189,7 +229,9 @@ def tools_none_and_auto(s: Subject) -> None:
 
 
 def tools_stream(s: Subject) -> None:
-    names, arguments, reason = "", "", None
+    names = ""
+    arguments = ""
+    reason = None
     choice = {"type": "function", "function": {"name": "get_weather"}}
     for chunk in s.chat(tools=TOOLS, tool_choice=choice, max_tokens=200, stream=True):
         for call in chunk.choices[0].delta.tool_calls or ():
@@ -201,10 +243,20 @@ def tools_stream(s: Subject) -> None:
 
 
 def tools_answered(s: Subject) -> None:
-    answer = s.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200).choices[0].message
+    answer = (
+        s.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+        .choices[0]
+        .message
+    )
     (call,) = answer.tool_calls
-    told = [*TALK, answer.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "fair"}]
-    expect(s.chat(messages=told, tools=TOOLS, max_tokens=4).choices, "the call's result is accepted")
+    told = [
+        *TALK,
+        answer.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": "fair"},
+    ]
+    expect(
+        s.chat(messages=told, tools=TOOLS, max_tokens=4).choices, "the call's result is accepted"
+    )
 
 
 def json_schema(s: Subject) -> None:
@@ -258,7 +310,11 @@ def hang_up(s: Subject) -> None:
 def concurrent(s: Subject) -> None:
     async def one(client: AsyncOpenAI, i: int) -> int:
         stream = await client.completions.create(
-            model=s.settings.model, prompt=f"Hello {i}", max_tokens=16, stream=True, extra_body={"ignore_eos": True}
+            model=s.settings.model,
+            prompt=f"Hello {i}",
+            max_tokens=16,
+            stream=True,
+            extra_body={"ignore_eos": True},
         )
         return len([piece async for piece in stream])
 

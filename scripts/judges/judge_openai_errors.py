@@ -12,9 +12,17 @@ NUM_ROWS = 4  # rows of the server
 
 
 def bad_values_name_their_parameter(s: Any) -> None:
-    for param, value in (("temperature", 3), ("top_p", 0), ("max_tokens", -2), ("n", 100_000), ("stop", [""])):
+    for param, value in (
+        ("temperature", 3),
+        ("top_p", 0),
+        ("max_tokens", -2),
+        ("n", 100_000),
+        ("stop", [""]),
+    ):
         error = catch(openai.BadRequestError, s.complete, **{param: value})
-        expect((error.param or "").startswith(param), f"{param}: {error.param!r} is named in {error}")
+        expect(
+            (error.param or "").startswith(param), f"{param}: {error.param!r} is named in {error}"
+        )
         expect(error.type == "invalid_request_error", f"{error.type}")
         expect(error.code is None or isinstance(error.code, str), f"{error.code!r}")
 
@@ -25,7 +33,12 @@ def unknown_parameter(s: Any) -> None:
 
 
 def bad_chat(s: Any) -> None:
-    for param, value in (("messages", []), ("temperature", 3), ("top_logprobs", 1000), ("tool_choice", "required")):
+    for param, value in (
+        ("messages", []),
+        ("temperature", 3),
+        ("top_logprobs", 1000),
+        ("tool_choice", "required"),
+    ):
         error = catch(openai.BadRequestError, s.chat, **{param: value})
         expect(error.param == param, f"{param}: {error.param!r} is named in {error}")
 
@@ -33,7 +46,9 @@ def bad_chat(s: Any) -> None:
 def bad_schema(s: Any) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     error = catch(openai.BadRequestError, s.chat, response_format=schema, max_tokens=5)
-    expect((error.param or "").startswith("response_format"), f"{error.param!r} is named in {error}")
+    expect(
+        (error.param or "").startswith("response_format"), f"{error.param!r} is named in {error}"
+    )
 
 
 def too_long(s: Any) -> None:
@@ -52,7 +67,9 @@ def unauthorized(s: Any) -> None:
     stranger = s.client.with_options(api_key="not-the-key")
     error = catch(openai.AuthenticationError, stranger.models.list)
     expect(error.type == "authentication_error" and isinstance(error.code, str | None), f"{error}")
-    catch(openai.AuthenticationError, stranger.completions.create, model=s.settings.model, prompt="x")
+    catch(
+        openai.AuthenticationError, stranger.completions.create, model=s.settings.model, prompt="x"
+    )
 
 
 def unknown_model(s: Any) -> None:
@@ -75,7 +92,9 @@ def count_sent(s: Any, kind: type[openai.OpenAIError], retries: int, **fields: A
     client = s.client.with_options(max_retries=retries)
     client._client.event_hooks = {"request": [sent.append], "response": []}
     try:
-        catch(kind, client.completions.create, **{"model": s.settings.model, "prompt": "x", **fields})
+        catch(
+            kind, client.completions.create, **{"model": s.settings.model, "prompt": "x", **fields}
+        )
     finally:
         client._client.event_hooks = {"request": [], "response": []}
     return len(sent)

@@ -67,7 +67,10 @@ def settings(context: Any) -> Any:
 def call_once(context: Any) -> Any:
     """Settings that force a call after a question, and forbid it after a result."""
     is_asked = any(isinstance(part, UserPromptPart) for part in context.messages[-1].parts)
-    return {**settings(context), "extra_body": {**QUIET, "tool_choice": "required" if is_asked else "none"}}
+    return {
+        **settings(context),
+        "extra_body": {**QUIET, "tool_choice": "required" if is_asked else "none"},
+    }
 
 
 async def three_turns(s: Subject, agent: Any, streamed: bool, settings_of: Any) -> list[Any]:
@@ -76,7 +79,9 @@ async def three_turns(s: Subject, agent: Any, streamed: bool, settings_of: Any) 
     answers: list[Any] = []
     for asked in ASK:
         if streamed:
-            async with agent.run_stream(asked, message_history=history, model_settings=settings_of) as result:
+            async with agent.run_stream(
+                asked, message_history=history, model_settings=settings_of
+            ) as result:
                 answers.append(await result.get_output())
         else:
             result = await agent.run(asked, message_history=history, model_settings=settings_of)
@@ -99,7 +104,9 @@ def union(s: Subject, output: Any) -> None:
     """Turns of an agent with a tool, whose answers are of a discriminated union."""
     for model in s.models:
         for streamed in (False, True):
-            answers = s.loop.run(three_turns(s, s.agent(model, output_type=output), streamed, settings))
+            answers = s.loop.run(
+                three_turns(s, s.agent(model, output_type=output), streamed, settings)
+            )
             expect(all(isinstance(answer.animal, Cat | Dog) for answer in answers), f"{answers}")
 
 

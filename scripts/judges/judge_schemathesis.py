@@ -47,14 +47,29 @@ def rows(report: dict[str, Any], phases: Sequence[str]) -> list[dict[str, Any]]:
     for phase in phases:
         state = report["phases"][phase]
         is_good = state["status"] == "success"
-        found.append(row(phase, None if is_good else f"{state['status']}: {state['skip_reason'] or 'see above'}"))
+        found.append(
+            row(
+                phase,
+                None if is_good else f"{state['status']}: {state['skip_reason'] or 'see above'}",
+            )
+        )
     for failure in report["failures"]:
-        found.append(row(failure["type"], f"{failure['title']}: {failure['count']} x {failure['operations']}"))
+        found.append(
+            row(
+                failure["type"], f"{failure['title']}: {failure['count']} x {failure['operations']}"
+            )
+        )
     for error in report["errors"]:
         found.append(row("error", json.dumps(error)[:500]))
     if phases == PHASES:
-        tested, selected = report["operations"]["tested"], report["operations"]["selected"]
-        found.append(row("every_operation", None if tested == selected else f"{tested} of {selected} were tested"))
+        tested = report["operations"]["tested"]
+        selected = report["operations"]["selected"]
+        found.append(
+            row(
+                "every_operation",
+                None if tested == selected else f"{tested} of {selected} were tested",
+            )
+        )
     for name, entries in report["warnings"].items():
         if entries:
             found.append(row(f"warning_{name}", json.dumps(entries)[:500]))

@@ -41,7 +41,11 @@ class Judge:
 # The toy has no chat template of its own.
 TALKS = ("--chat-template", str(HERE / "chat_template.jinja"), "--tool-call-parser", "hermes")
 FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # one check fills all rows
-NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
+NO_NETWORK = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HOME": str(FOLDER / "hugging-face"),
+    "TOKENIZERS_PARALLELISM": "false",
+}
 LLAMA = FOLDER / "models" / "llama"
 CODERS = FOLDER / "models" / "coders"
 PAGES = {"open-webui": TEMPLATE, "open-webui-without-tools": TEMPLATE_WITHOUT_TOOLS}
@@ -49,7 +53,12 @@ JUDGES: Mapping[str, Judge] = {
     "openai-python-2": Judge("judge_openai.py", "openai2", flags=FEW_ROWS),
     "openai-python-3": Judge("judge_openai.py", "openai3", flags=FEW_ROWS),
     "openai-node": Judge("judge_node.mjs", "node", flags=TALKS),
-    "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
+    "litellm": Judge(
+        "judge_litellm.py",
+        "litellm",
+        flags=TALKS,
+        variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
     "langgraph": Judge("judge_langgraph.py", "langchain", flags=TALKS),
     "openai-agents": Judge("judge_agents_sdk.py", "agents-sdk", flags=TALKS),
@@ -58,9 +67,12 @@ JUDGES: Mapping[str, Judge] = {
     "ai-sdk-6": Judge("judge_ai_sdk.mjs", "ai6", flags=TALKS),
     "ai-sdk-7": Judge("judge_ai_sdk.mjs", "ai7", flags=TALKS),
     "anthropic": Judge("judge_anthropic.py", "anthropic", flags=TALKS),
+    "open-responses": Judge("judge_open_responses.py", "open-responses", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.
-    "schemathesis": Judge("judge_schemathesis.py", "schemathesis", flags=(*TALKS, "--max-model-len", "256")),
+    "schemathesis": Judge(
+        "judge_schemathesis.py", "schemathesis", flags=(*TALKS, "--max-model-len", "256")
+    ),
     "lm-eval": Judge(
         "judge_lm_eval.py",
         "lm-eval",
@@ -71,11 +83,24 @@ JUDGES: Mapping[str, Judge] = {
     ),
     # A page in a browser; in the second case its model has a chat template without tools.
     **{
-        name: Judge("judge_open_webui.py", "open-webui", str(CODERS / name), "coder", ("--max-num-seqs", "8"), "3.11")
+        name: Judge(
+            "judge_open_webui.py",
+            "open-webui",
+            str(CODERS / name),
+            "coder",
+            ("--max-num-seqs", "8"),
+            "3.11",
+        )
         for name in PAGES
     },
     **{
-        name: Judge("judge_agent.py", "agents", str(CODERS / name), served="coder", flags=("--max-num-seqs", "8"))
+        name: Judge(
+            "judge_agent.py",
+            "agents",
+            str(CODERS / name),
+            served="coder",
+            flags=("--max-num-seqs", "8"),
+        )
         for name in AGENTS
     },
 }
@@ -88,7 +113,8 @@ class Outcome:
     versions: dict[str, str]
     checks: list[dict[str, Any]]
     cases: int = 0
-    statuses: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of all responses
+    # of all responses
+    statuses: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     violations: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
 
@@ -111,7 +137,14 @@ def judge(name: str) -> Outcome:
         command = ["node", str(HERE / judge_.program), "--modules", str(modules)]
     elif name in AGENTS:
         modules = node_modules(FOLDER, judge_.environment, HERE / "packages" / judge_.environment)
-        command = [sys.executable, str(HERE / judge_.program), "--modules", str(modules), "--agent", name]
+        command = [
+            sys.executable,
+            str(HERE / judge_.program),
+            "--modules",
+            str(modules),
+            "--agent",
+            name,
+        ]
         write_checkpoint(CODERS / name, AGENTS[name].call)
     elif name in PAGES:
         python = python_environment(FOLDER, judge_.environment, judge_.python, is_complete=True)
@@ -123,13 +156,16 @@ def judge(name: str) -> Outcome:
         command = [str(python), str(HERE / judge_.program)]
     if judge_.model == str(LLAMA) and not (LLAMA / "contexts.json").exists():
         LLAMA.mkdir(parents=True, exist_ok=True)
-        subprocess.run([*command, "--make", str(LLAMA)], check=True, env={**os.environ, **judge_.variables})
+        subprocess.run(
+            [*command, "--make", str(LLAMA)], check=True, env={**os.environ, **judge_.variables}
+        )
     key = f"sk-{secrets.token_hex(16)}"
     names = ["--served-model-name", judge_.served] if judge_.served else []
     with serving(ROOT, ["--model", judge_.model, *names, *judge_.flags], key) as server:
         with Recorder(server.port, hold_to_shapes).running() as recorder:
             outcome = run(command, judge_, f"http://127.0.0.1:{recorder.port}", key)
-        outcome.statuses, outcome.violations = recorder.statuses, recorder.violations
+        outcome.statuses = recorder.statuses
+        outcome.violations = recorder.violations
     outcome.faults += server.faults
     return outcome
 
@@ -151,10 +187,23 @@ def run(command: Sequence[str], judge_: Judge, url: str, key: str) -> Outcome:
     """Run the client's program and read its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        flags = ["--url", url, "--model", judge_.served or judge_.model, "--api-key", key, "--report", str(report)]
+        flags = [
+            "--url",
+            url,
+            "--model",
+            judge_.served or judge_.model,
+            "--api-key",
+            key,
+            "--report",
+            str(report),
+        ]
         # Some clients read the key only from the environment.
         variables = {**os.environ, "OPENAI_API_KEY": key, **judge_.variables}
         done = subprocess.run([*command, *flags], cwd=folder, env=variables)
         if not report.exists():
-            return Outcome({}, [], faults=[f"{judge_.program} ended with {done.returncode} and without a report"])
+            return Outcome(
+                {},
+                [],
+                faults=[f"{judge_.program} ended with {done.returncode} and without a report"],
+            )
         return Outcome(**json.loads(report.read_text(encoding="utf-8")))

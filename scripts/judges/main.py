@@ -19,13 +19,19 @@ __all__: list[str] = []
 def main() -> int:
     """Run the clients of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        "scripts/judges/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "scripts/judges/run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"clients to run (default: {', '.join(JUDGES)})")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"clients to run (default: {', '.join(JUDGES)})"
+    )
     parser.add_argument("--no-page", action="store_true", help="do not update docs/conformance.md")
     args = parser.parse_args()
     if unknown := set(args.names) - set(JUDGES):
-        parser.error(f"unknown client {', '.join(sorted(unknown))}; the clients are {', '.join(JUDGES)}")
+        parser.error(
+            f"unknown client {', '.join(sorted(unknown))}; the clients are {', '.join(JUDGES)}"
+        )
     outcomes = {}
     for name in args.names or JUDGES:
         print(f"== {name}", file=sys.stderr, flush=True)
@@ -69,10 +75,14 @@ def commit() -> str:
     """The short name of the tested commit, marked if the package differs from it."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
 
     changed = git("status", "--porcelain", "--", "orca_jax", "checkpoints")
-    return f"{git('rev-parse', '--short', 'HEAD') or 'no commit'}{' with changes' if changed else ''}"
+    return (
+        f"{git('rev-parse', '--short', 'HEAD') or 'no commit'}{' with changes' if changed else ''}"
+    )
 
 
 if __name__ == "__main__":

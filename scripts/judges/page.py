@@ -5,7 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BEGIN, END = "<!-- judges: begin -->", "<!-- judges: end -->"
-HEAD = "| client | versions | checks passed | OpenAI's shapes | all passed | date, commit |\n" + "|---" * 6 + "|\n"
+HEAD = (
+    "| client | versions | checks passed | OpenAI's shapes | all passed | date, commit |\n"
+    + "|---" * 6
+    + "|\n"
+)
 Row = tuple[str, str, str, str, str]
 
 __all__ = ["Row", "update"]

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import h11
 
@@ -73,7 +74,9 @@ class Reader:
             if isinstance(event, h11.ConnectionClosed):
                 return
             if isinstance(event, h11.Request):
-                self._now = Exchange(event.method.decode(), event.target.decode("latin-1"), bytearray())
+                self._now = Exchange(
+                    event.method.decode(), event.target.decode("latin-1"), bytearray()
+                )
             elif isinstance(event, h11.Data) and self._now is not None:
                 self._now.request_body += event.data
             self._answers.send(event)
@@ -105,7 +108,8 @@ class Reader:
         self._requests.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
         self._requests.send(h11.EndOfMessage())
         sides = (self._requests, self._answers)
-        self._is_over = any(state is not h11.DONE for side in sides for state in (side.our_state, side.their_state))
+        states = chain.from_iterable((side.our_state, side.their_state) for side in sides)
+        self._is_over = any(state is not h11.DONE for state in states)
         if not self._is_over:
             for side in sides:
                 side.start_next_cycle()
@@ -149,7 +153,9 @@ class Recorder:
             task.cancel()
         await asyncio.gather(*open_tasks, return_exceptions=True)
 
-    async def _connected(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+    async def _connected(
+        self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
+    ) -> None:
         try:
             server_in, server_out = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -205,7 +211,9 @@ class _Aside:
                 self.is_lost = True
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, see: Callable[[bytes], None]) -> None:
+async def _pump(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, see: Callable[[bytes], None]
+) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await source.read(CHUNK):
             see(data)

@@ -84,7 +84,9 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if meta is None or meta.phase.name.name == "STATEFUL":  # whose links know ids
         return
     if "response_id" in (case.path_parameters or {}) and STORED and is_positive(meta):
-        case.path_parameters["response_id"] = STORED.pop() if case.method == "DELETE" else STORED[-1]
+        case.path_parameters["response_id"] = (
+            STORED.pop() if case.method == "DELETE" else STORED[-1]
+        )
 
 
 @schemathesis.hook

@@ -38,10 +38,20 @@ def serving(root: Path, flags: Sequence[str], api_key: str) -> Iterator[Server]:
         SystemExit: the server did not become ready.
     """
     with tempfile.TemporaryDirectory() as folder:
-        log, keys = Path(folder) / "log", Path(folder) / "keys"
+        log = Path(folder) / "log"
+        keys = Path(folder) / "keys"
         keys.write_text(f"{api_key}\n", encoding="utf-8")
         keys.chmod(0o600)
-        command = [sys.executable, "-m", "orca_jax.serve", "--port", "0", "--api-key-file", str(keys), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "orca_jax.serve",
+            "--port",
+            "0",
+            "--api-key-file",
+            str(keys),
+            *flags,
+        ]
         with log.open("w") as out:
             process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
         try:
@@ -67,16 +77,22 @@ def wait_for_port(process: subprocess.Popen[bytes], log: Path) -> int:
     """Wait for the server's line with its address; returns the port. Raises SystemExit."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        found = re.search(r"^Serving .* on https?://\S+:(\d+)$", log.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r"^Serving .* on https?://\S+:(\d+)$", log.read_text(encoding="utf-8"), re.MULTILINE
+        )
         if found:
             return int(found[1])
         time.sleep(0.1)
-    raise SystemExit(f"error: the server did not become ready:\n{log.read_text(encoding='utf-8')[-3000:]}")
+    raise SystemExit(
+        f"error: the server did not become ready:\n{log.read_text(encoding='utf-8')[-3000:]}"
+    )
 
 
 def compiles(port: int, api_key: str) -> list[str]:
     """A fault if `/metrics` reports compilations while serving, or lacks their number."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {api_key}"})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"authorization": f"Bearer {api_key}"}
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read().decode()
     found = re.search(r"^\S*compiles_while_serving_total(?:\{.*\})? (\S+)$", text, re.MULTILINE)

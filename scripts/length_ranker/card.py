@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_jax.ranker.scorer import Scorer
+from orca_jax.tools.ranker.scorer import Scorer
 
 CARD = """\
 # A length ranker
@@ -39,7 +39,13 @@ class Result:
 
 
 def write_card(
-    path: Path, scorer: Scorer, result: Result, model: str, files: Sequence[str], epochs: int, about: str
+    path: Path,
+    scorer: Scorer,
+    result: Result,
+    model: str,
+    files: Sequence[str],
+    epochs: int,
+    about: str,
 ) -> None:
     """Write the card to `path`. `about` describes the logged requests."""
     arrays = (

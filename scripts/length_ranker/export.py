@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from orca_jax.ranker.scorer import Calibration, Scorer
-from orca_jax.ranker.storage import NAMES, PARAMS, as_scorer
+from orca_jax.tools.ranker.scorer import Calibration, Scorer
+from orca_jax.tools.ranker.storage import NAMES, PARAMS, as_scorer
 
 if TYPE_CHECKING:
     from length_ranker.ranker import Ranker
@@ -34,13 +34,19 @@ def _ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]
     """Return the closest ascending values in weighted least squares, by pooling adjacent violators."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, count
     for value, weight in zip(values, weights, strict=True):
-        mean, total, count = value, weight, 1
+        mean = value
+        total = weight
+        count = 1
         while pools and pools[-1][0] >= mean:
             before, its_weight, its_count = pools.pop()
             mean = (before * its_weight + mean * total) / (its_weight + total)
-            total, count = total + its_weight, count + its_count
+            total = total + its_weight
+            count = count + its_count
         pools.append((mean, total, count))
-    return [mean for mean, _, count in pools for _ in range(count)]
+    ascending: list[float] = []
+    for mean, _, count in pools:
+        ascending += count * [mean]
+    return ascending
 
 
 def scorer_of(ranker: "Ranker", calibration: Calibration) -> Scorer:
@@ -53,7 +59,9 @@ def scorer_of(ranker: "Ranker", calibration: Calibration) -> Scorer:
         "out_kernel": ranker.out.kernel[...],
         "out_bias": _bias(ranker.out),
     }
-    return as_scorer({name: np.asarray(array, np.float32) for name, array in arrays.items()}, calibration)
+    return as_scorer(
+        {name: np.asarray(array, np.float32) for name, array in arrays.items()}, calibration
+    )
 
 
 def save_scorer(scorer: Scorer, directory: Path) -> None:
@@ -62,7 +70,9 @@ def save_scorer(scorer: Scorer, directory: Path) -> None:
     tree["table"] = tree["table"].astype(np.float16)
     knots = {"knot_scores": scorer.calibration.scores, "knot_tokens": scorer.calibration.tokens}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave({**tree, **knots}))
+        checkpointer.save(
+            directory.absolute() / PARAMS, args=ocp.args.PyTreeSave({**tree, **knots})
+        )
 
 
 def _bias(linear: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,13 @@ def read_log(paths: Sequence[Path], tokenizer: Tokenizer) -> Log:
         ValueError: a line has neither, or the files hold fewer than 64 requests.
     """
     prompts, lengths = [], []
-    for prompt, length in (line for path in paths for line in _lines(path, tokenizer)):
+    for prompt, length in chain.from_iterable(_lines(path, tokenizer) for path in paths):
         prompts.append(prompt)
         lengths.append(length)
     if len(prompts) < 64:
-        raise ValueError(f"{len(prompts)} requests are too few to learn from; log at least 64, better thousands")
+        raise ValueError(
+            f"{len(prompts)} requests are too few to learn from; log at least 64, better thousands"
+        )
     sizes = np.array([len(prompt) for prompt in prompts])
     is_token = np.arange(sizes.max())[None, :] < sizes[:, None]
     ids = np.zeros(is_token.shape, np.int32)
@@ -55,9 +58,13 @@ def _lines(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             line = json.loads(text)
-            prompt = line["prompt_ids"] if "prompt_ids" in line else tokenizer.encode(line["prompt"])
+            prompt = (
+                line["prompt_ids"] if "prompt_ids" in line else tokenizer.encode(line["prompt"])
+            )
             length = int(line["generated"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number} needs prompt_ids or prompt, and generated: {error!r}") from error
+            raise ValueError(
+                f"{path}:{number} needs prompt_ids or prompt, and generated: {error!r}"
+            ) from error
         if prompt and length > 0:
             yield prompt, length

@@ -26,7 +26,13 @@ class Ranker(nnx.Module):
     """
 
     def __init__(
-        self, vectors: Float[Array, "V E"], rngs: nnx.Rngs, *, width: int = 16, queries: int = 4, hidden: int = 32
+        self,
+        vectors: Float[Array, "V E"],
+        rngs: nnx.Rngs,
+        *,
+        width: int = 16,
+        queries: int = 4,
+        hidden: int = 32,
     ) -> None:
         embed = vectors.shape[1]
         self.vectors = nnx.Variable(vectors / jnp.std(vectors))

@@ -38,14 +38,19 @@ def train(vectors: np.ndarray, log: Log, settings: Settings) -> Ranker:
     steps = settings.epochs * (len(log) // size)
     ranker = Ranker(jnp.asarray(vectors, jnp.float32), nnx.Rngs(settings.seed))
     schedule = optax.cosine_decay_schedule(settings.learning_rate, steps)
-    optimizer = nnx.Optimizer(ranker, optax.adamw(schedule, weight_decay=settings.weight_decay), wrt=nnx.Param)
-    random, key = np.random.default_rng(settings.seed), jax.random.key(settings.seed)
+    optimizer = nnx.Optimizer(
+        ranker, optax.adamw(schedule, weight_decay=settings.weight_decay), wrt=nnx.Param
+    )
+    random = np.random.default_rng(settings.seed)
+    key = jax.random.key(settings.seed)
     for _ in range(settings.epochs):
         order = random.permutation(len(log))
         for start in range(0, len(log) - size + 1, size):
             key, draw = jax.random.split(key)
             batch = log.select(order[start : start + size])
-            ids, is_token, lengths = (jnp.asarray(array) for array in (batch.ids, batch.is_token, batch.lengths))
+            ids, is_token, lengths = (
+                jnp.asarray(array) for array in (batch.ids, batch.is_token, batch.lengths)
+            )
             _update(ranker, optimizer, ids, is_token, lengths, draw, settings.token_dropout, lists)
     return ranker
 
@@ -74,4 +79,6 @@ def _update(
 def scores_of(ranker: Ranker, log: Log, rows: int = 256) -> np.ndarray:
     """The scores of all prompts. float32 [N]"""
     parts = [slice(start, start + rows) for start in range(0, len(log), rows)]
-    return np.concatenate([np.asarray(ranker(jnp.asarray(log.ids[p]), jnp.asarray(log.is_token[p]))) for p in parts])
+    return np.concatenate(
+        [np.asarray(ranker(jnp.asarray(log.ids[p]), jnp.asarray(log.is_token[p]))) for p in parts]
+    )

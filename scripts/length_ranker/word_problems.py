@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.errors import ConfigError
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.values.errors import ConfigError
 
-_PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})  # the demo was trained with these
+# the demo was trained with these
+_PLAIN_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})
 
 
 def read_questions(path: str) -> list[str]:
@@ -18,11 +19,19 @@ def read_questions(path: str) -> list[str]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-        return [str(json.loads(line)["question"]).strip().translate(_PLAIN_QUOTES) for line in lines if line.strip()]
+        return [
+            str(json.loads(line)["question"]).strip().translate(_PLAIN_QUOTES)
+            for line in lines
+            if line.strip()
+        ]
     except OSError as error:
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}", param="questions") from error
+        raise ConfigError(
+            f"{path!r} cannot be read: {error.strerror}", param="questions"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path!r} has a line that is not JSON with a `question`: {error}", "questions") from error
+        raise ConfigError(
+            f"{path!r} has a line that is not JSON with a `question`: {error}", "questions"
+        ) from error
 
 
 def prompts_of(questions: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

@@ -22,18 +22,34 @@ from pathlib import Path
 PACKAGE = "llama-cpp-python==0.3.36"
 PROGRAMS = ("llama-server", "llama-quantize")
 _FLAGS = (
-    *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF"),
-    *("-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),  # nothing is downloaded
+    *(
+        "-G",
+        "Ninja",
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DBUILD_SHARED_LIBS=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+    ),
+    # nothing is downloaded
+    *("-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
 )
 
 
 def main() -> None:
     """Download the source, compile the server, and put it beside this Python."""
     place = Path(sys.prefix) / "bin"
-    os.environ["PATH"] = f"{place}{os.pathsep}{os.environ['PATH']}"  # the environment's own cmake and ninja
+    # the environment's own cmake and ninja
+    os.environ["PATH"] = f"{place}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            "llama-cpp-python",
+        ]
         _run([*pip, "--dest", name, PACKAGE])
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as source:

@@ -28,9 +28,13 @@ def serving(command: Sequence[str], port: int, path: str) -> Iterator[None]:
             while not _answers(port, path):
                 if process.poll() is not None:
                     code = process.returncode
-                    raise SystemExit(f"error: the server ended with code {code} before it answered: {_fault(log)}")
+                    raise SystemExit(
+                        f"error: the server ended with code {code} before it answered: {_fault(log)}"
+                    )
                 if time.monotonic() > end:
-                    raise SystemExit(f"error: the server did not answer in {START_SECONDS} seconds: {_fault(log)}")
+                    raise SystemExit(
+                        f"error: the server did not answer in {START_SECONDS} seconds: {_fault(log)}"
+                    )
                 time.sleep(0.2)
             yield
         finally:

@@ -37,15 +37,33 @@ Generate = Callable[[Sequence[Request]], list[int]]
 """Runs requests to their end, all given at once; returns the number of generated tokens of each."""
 
 
-def arguments(description: str | None, modes: Sequence[str], *, serves: bool = False) -> argparse.ArgumentParser:
+def arguments(
+    description: str | None, modes: Sequence[str], *, serves: bool = False
+) -> argparse.ArgumentParser:
     """The flags of every peer, for passes over a workload or for a server."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if not serves:
-        parser.add_argument("--workload", required=True, metavar="FILE", help="workload.json of --write")
-        parser.add_argument("--passes", type=int, default=1, metavar="N", help="passes over the workload (default: 1)")
-        parser.add_argument("--on-request", action="store_true", help="run a pass for each line on standard input")
-    parser.add_argument("--model", required=True, metavar="DIR", help="model directory in Hugging Face's format")
-    parser.add_argument("--mode", choices=modes, default=modes[0], help="way of running (default: %(default)s)")
+        parser.add_argument(
+            "--workload", required=True, metavar="FILE", help="workload.json of --write"
+        )
+        parser.add_argument(
+            "--passes",
+            type=int,
+            default=1,
+            metavar="N",
+            help="passes over the workload (default: 1)",
+        )
+        parser.add_argument(
+            "--on-request", action="store_true", help="run a pass for each line on standard input"
+        )
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="model directory in Hugging Face's format"
+    )
+    parser.add_argument(
+        "--mode", choices=modes, default=modes[0], help="way of running (default: %(default)s)"
+    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -53,10 +71,17 @@ def arguments(description: str | None, modes: Sequence[str], *, serves: bool = F
         help="of weights and KV cache (default: %(default)s)",
     )
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="processors to use, and CPU threads (default: all processors)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="processors to use, and CPU threads (default: all processors)",
     )
     parser.add_argument(
-        "--max-num-seqs", type=int, default=64, metavar="N", help="requests in one iteration or batch (default: 64)"
+        "--max-num-seqs",
+        type=int,
+        default=64,
+        metavar="N",
+        help="requests in one iteration or batch (default: 64)",
     )
     return parser
 
@@ -70,7 +95,9 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     allowed = sorted(os.sched_getaffinity(0))
     args.threads = args.threads or len(allowed)
     if not 1 <= args.threads <= len(allowed):
-        parser.error(f"argument --threads: must be from 1 to {len(allowed)}, the available processors")
+        parser.error(
+            f"argument --threads: must be from 1 to {len(allowed)}, the available processors"
+        )
     os.sched_setaffinity(0, allowed[: args.threads])
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
@@ -81,11 +108,15 @@ def read_workload(path: str) -> list[Request]:
     """Read the requests of a workload file; they must all arrive at once."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     if any(one["arrival"] for one in found["requests"]):
-        raise SystemExit("error: the peers run all requests at once; write the workload without arrival times")
+        raise SystemExit(
+            "error: the peers run all requests at once; write the workload without arrival times"
+        )
     return [Request(one["prompt_ids"], one["num_output"]) for one in found["requests"]]
 
 
-def run(args: argparse.Namespace, generate: Generate, packages: Sequence[str], config: dict[str, Any]) -> None:
+def run(
+    args: argparse.Namespace, generate: Generate, packages: Sequence[str], config: dict[str, Any]
+) -> None:
     """Warm up with a few short requests, then run the passes.
 
     Args:
@@ -109,7 +140,9 @@ def run(args: argparse.Namespace, generate: Generate, packages: Sequence[str], c
         print(json.dumps({**figures, **about}))
 
 
-def _passes(generate: Generate, workload: Sequence[Request], number: int) -> Iterator[dict[str, float]]:
+def _passes(
+    generate: Generate, workload: Sequence[Request], number: int
+) -> Iterator[dict[str, float]]:
     for _ in range(number):
         yield _pass(generate, workload)
 
@@ -120,13 +153,22 @@ def _pass(generate: Generate, workload: Sequence[Request]) -> dict[str, float]:
     wall = time.monotonic() - start
     wanted = [request.num_output for request in workload]
     if list(got) != wanted:
-        raise SystemExit(f"error: requested {wanted} tokens, got {list(got)}: the pass cannot be compared")
-    return {"output_tokens_per_s": sum(wanted) / wall, "requests_per_s": len(workload) / wall, "wall_s": wall}
+        raise SystemExit(
+            f"error: requested {wanted} tokens, got {list(got)}: the pass cannot be compared"
+        )
+    return {
+        "output_tokens_per_s": sum(wanted) / wall,
+        "requests_per_s": len(workload) / wall,
+        "wall_s": wall,
+    }
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of packages and of Python."""
-    return {**{name: importlib.metadata.version(name) for name in packages}, "python": platform.python_version()}
+    return {
+        **{name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+    }
 
 
 def say(message: dict[str, Any]) -> None:

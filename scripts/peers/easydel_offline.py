@@ -49,7 +49,9 @@ class Engine:
             sampling_params_callback=self._with_length,
         )  # fmt: skip
         self._engine._tokenize_prompt = lambda _, prompt: self._requests[prompt].prompt_ids
-        self._params = easydel.SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        self._params = easydel.SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False
+        )
 
     def generate(self, requests: Sequence[Request]) -> list[int]:
         """Run the requests to their ends; returns the number of tokens of each."""
@@ -73,10 +75,18 @@ def main() -> None:
     """Load the model and run the passes."""
     parser = arguments(__doc__, ("ragged",))
     parser.add_argument(
-        "--context", type=int, default=1024, metavar="N", help="most tokens of a request (default: 1024)"
+        "--context",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most tokens of a request (default: 1024)",
     )
     parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=512, metavar="N", help="tokens of an iteration (default: 512)"
+        "--max-num-batched-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of an iteration (default: 512)",
     )
     parser.add_argument(
         "--memory-share",
@@ -86,7 +96,12 @@ def main() -> None:
         help="share of memory for the KV cache (default: 0.2)",
     )
     args = parse(parser)
-    run(args, Engine(args).generate, ("easydel", "jax", "jaxlib"), {"attention": "ragged_page_attention_v2"})
+    run(
+        args,
+        Engine(args).generate,
+        ("easydel", "jax", "jaxlib"),
+        {"attention": "ragged_page_attention_v2"},
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ def write_gguf(model: Path, path: Path, dtype: str) -> None:
     """Write the model of a directory to a file. Ends the program if the model is not a GPT-2."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") != "gpt2":
-        raise SystemExit(f"error: model_type is {config.get('model_type')!r}; this program writes GPT-2 alone as GGUF")
+        raise SystemExit(
+            f"error: model_type is {config.get('model_type')!r}; this program writes GPT-2 alone as GGUF"
+        )
     writer = gguf.GGUFWriter(str(path), "gpt2")
     embed = config["n_embd"]
     writer.add_name(model.name)
@@ -81,7 +83,9 @@ def _add_tokenizer(writer: Any, path: Path, vocab_size: int) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+    writer.add_token_merges(
+        [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    )
     writer.add_eos_token_id(vocab_size - 1)
     writer.add_bos_token_id(vocab_size - 1)
     writer.add_add_bos_token(False)

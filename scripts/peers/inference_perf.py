@@ -26,12 +26,27 @@ SETTINGS = Path(__file__).with_name("inference_perf.json")
 
 def main() -> None:
     """Run the client and print its summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", required=True, metavar="URL", help="address of the server, without /v1")
-    parser.add_argument("--model", required=True, metavar="DIR", help="model directory with a tokenizer")
-    parser.add_argument("--served-model-name", default="model", metavar="NAME", help="name in the API (default: model)")
-    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="requests per second (default: 1)")
-    parser.add_argument("--seconds", type=int, default=60, metavar="N", help="time of arrivals (default: 60)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--base-url", required=True, metavar="URL", help="address of the server, without /v1"
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="model directory with a tokenizer"
+    )
+    parser.add_argument(
+        "--served-model-name",
+        default="model",
+        metavar="NAME",
+        help="name in the API (default: model)",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=1.0, metavar="X", help="requests per second (default: 1)"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=60, metavar="N", help="time of arrivals (default: 60)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.json"  # YAML includes JSON
@@ -42,7 +57,9 @@ def main() -> None:
         reports = list(Path(folder).rglob("summary_lifecycle_metrics.json"))
         if done.returncode or not reports:
             sys.stderr.write(done.stdout + done.stderr)
-            raise SystemExit(f"error: inference-perf ended with code {done.returncode}, with {len(reports)} reports")
+            raise SystemExit(
+                f"error: inference-perf ended with code {done.returncode}, with {len(reports)} reports"
+            )
         print(json.dumps(summary(json.loads(reports[0].read_text(encoding="utf-8")), args)))
 
 
@@ -61,7 +78,8 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 def summary(report: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a report under the names of our own client."""
-    done, failed = report["successes"], report["failures"]
+    done = report["successes"]
+    failed = report["failures"]
     latency = done["latency"]
     return {
         "version": importlib.metadata.version("inference-perf"),

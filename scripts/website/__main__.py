@@ -20,7 +20,9 @@ def build(out: Path, cache: Path = BUILD / "site-cache", docs: Path = DOCS) -> i
     from sphinx.cmd.build import main as sphinx
 
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]
-    return sphinx([*strict, "--conf-dir", str(HERE), "--doctree-dir", str(cache), str(docs), str(out)])
+    return sphinx(
+        [*strict, "--conf-dir", str(HERE), "--doctree-dir", str(cache), str(docs), str(out)]
+    )
 
 
 def serve(out: Path, port: int) -> None:
@@ -37,8 +39,12 @@ def serve(out: Path, port: int) -> None:
 def main() -> int:
     """Run a command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
-    parser.add_argument("command", choices=("build", "serve"), help="build the site, or build it and show it")
-    parser.add_argument("--out", type=Path, default=BUILD / "site", help="folder of the site (default: build/site)")
+    parser.add_argument(
+        "command", choices=("build", "serve"), help="build the site, or build it and show it"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=BUILD / "site", help="folder of the site (default: build/site)"
+    )
     parser.add_argument("--port", type=int, default=8008, help="port of `serve` (default: 8008)")
     args = parser.parse_args()
     status = build(args.out)
@@ -46,7 +52,9 @@ def main() -> int:
         try:
             serve(args.out, args.port)
         except OSError as error:
-            parser.error(f"argument --port: {args.port} cannot be used ({error.strerror}); give another one")
+            parser.error(
+                f"argument --port: {args.port} cannot be used ({error.strerror}); give another one"
+            )
     return status
 
 

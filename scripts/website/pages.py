@@ -10,6 +10,7 @@
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/OWNER/orca-jax"
 WHOLE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
-PAGES = {ROOT / name: DOCS / f"{page}.md" for page, name in WHOLE.items()} | {ROOT / "README.md": DOCS / "index.md"}
+PAGES = {ROOT / name: DOCS / f"{page}.md" for page, name in WHOLE.items()} | {
+    ROOT / "README.md": DOCS / "index.md"
+}
 
 RECORDED = Path(__file__).parent / "burst.jsonl"
 PLAYED = """
@@ -61,7 +64,8 @@ def toctrees(index: str) -> str:
     """Return the directives of the navigation."""
     parts = navigation(index).items()
     return "\n".join(
-        f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n" for title, pages in parts
+        f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
+        for title, pages in parts
     )
 
 
@@ -77,20 +81,28 @@ def relinked(text: str, file: Path, page: Path) -> str:
         if path.is_relative_to(DOCS):
             return f"{before}{os.path.relpath(path, page.parent)}{after}"
         kind = "tree" if path.is_dir() else "blob"
-        return f"{before}{REPOSITORY}/{kind}/main/{path.relative_to(ROOT)}{after}" if path.exists() else match[0]
+        return (
+            f"{before}{REPOSITORY}/{kind}/main/{path.relative_to(ROOT)}{after}"
+            if path.exists()
+            else match[0]
+        )
 
     return _LINK.sub(replace, text)
 
 
 def themed(text: str) -> str:
     """Return a text whose pictures follow the theme of the site instead of that of the system."""
-    return _PICTURE.sub(r'<img class="only-light" alt="\2" src="\3"><img class="only-dark" alt="\2" src="\1">', text)
+    return _PICTURE.sub(
+        r'<img class="only-light" alt="\2" src="\3"><img class="only-dark" alt="\2" src="\1">', text
+    )
 
 
 def indexed(text: str) -> str:
     """Return the text of `flags.md` with main entries of the index, which a search shows before all other pages."""
-    names = [name.strip("` ") for found in _FLAG.findall(text) for name in found.split(",")]
-    entries = "\n".join(f"   ! single: {name}" for flag in names for name in _spellings(flag))
+    groups = [found.split(",") for found in _FLAG.findall(text)]
+    flags = [flag.strip("` ") for flag in chain.from_iterable(groups)]
+    spellings = dict.fromkeys(chain.from_iterable(map(_spellings, flags)))
+    entries = "\n".join(f"   ! single: {name}" for name in spellings)
     return f"{text}\n```{{eval-rst}}\n.. index::\n{entries}\n```\n"
 
 
@@ -122,7 +134,9 @@ def _add_files(app: "Sphinx", config: Any) -> None:
     page = Path(app.doctreedir) / "burst.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(html_page(load_timeline(str(RECORDED))), encoding="utf-8")
-    config.html_extra_path = [str(path) for path in (*sorted(Path(app.srcdir).glob("playground*.png")), page)]
+    config.html_extra_path = [
+        str(path) for path in (*sorted(Path(app.srcdir).glob("playground*.png")), page)
+    ]
 
 
 def setup(app: "Sphinx") -> dict[str, bool]:

@@ -18,16 +18,22 @@ def script(submit: Submit) -> list[News]:
     return [update(submit, 65)] if held else list(saying("ok")(submit))
 
 
-async def post(stage: Stage, path: str = "/v1/completions", key: str | None = None, **body: object) -> httpx.Response:
+async def post(
+    stage: Stage, path: str = "/v1/completions", key: str | None = None, **body: object
+) -> httpx.Response:
     headers = [] if key is None else bearer(key)
     async with stage.http() as http:
         return await http.post(path, json={"prompt": "x", "max_tokens": 4, **body}, headers=headers)
 
 
-async def held(stage: Stage, count: int, key: str | None = None) -> list[asyncio.Task[httpx.Response]]:
+async def held(
+    stage: Stage, count: int, key: str | None = None
+) -> list[asyncio.Task[httpx.Response]]:
     """Calls that stay open."""
     before = stage.client.num_calls
-    calls = [asyncio.create_task(post(stage, key=key, prompt=HELD, stream=True)) for _ in range(count)]
+    calls = [
+        asyncio.create_task(post(stage, key=key, prompt=HELD, stream=True)) for _ in range(count)
+    ]
     while stage.client.num_calls < before + count:
         await asyncio.sleep(0)
     return calls
@@ -42,12 +48,24 @@ async def ended(calls: list[asyncio.Task[httpx.Response]]) -> None:
 def test_a_key_has_so_many_calls_and_others_have_theirs() -> None:
     async def act(stage: Stage) -> None:
         calls = await held(stage, 3, "a")
-        others = ("/v1/responses", "/v1/responses/input_tokens", "/v1/embeddings", "/tokenize", "/playground/burst")
+        others = (
+            "/v1/responses",
+            "/v1/responses/input_tokens",
+            "/v1/embeddings",
+            "/tokenize",
+            "/playground/burst",
+        )
         for path in ("/v1/completions", "/v1/chat/completions", *others):
             answer = await post(stage, path, "a")
             error = answer.json()["error"]
-            assert (answer.status_code, error["code"], error["type"]) == (429, "too_many_calls", "rate_limit_error")
-            assert answer.headers["retry-after"] == "1" and "--max-calls-per-key" in error["message"]
+            assert (answer.status_code, error["code"], error["type"]) == (
+                429,
+                "too_many_calls",
+                "rate_limit_error",
+            )
+            assert (
+                answer.headers["retry-after"] == "1" and "--max-calls-per-key" in error["message"]
+            )
         assert len(stage.link.submitted) == 3, "a refused call never reaches the engine"
         async with stage.http() as http:
             assert (await http.get("/v1/models", headers=bearer("a"))).status_code == 200

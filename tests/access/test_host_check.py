@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.deploy import ray_serve
-from orca_jax.errors import ConfigError
 from orca_jax.serve.access import with_host_check
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import ServerConfig
+from orca_jax.tools.deploy import ray_serve
+from orca_jax.values.errors import ConfigError
 from tests.serve.asgi import Answer, Pairs, call
 from tests.serve.played import Stage, on_stage, saying
 
@@ -26,7 +26,9 @@ def guarded(*, has_keys: bool = False, **settings: Any) -> ASGIApp:
 def asked(app: ASGIApp, host: str | None, origin: str | None = None) -> Answer:
     headers: Pairs = [] if host is None else [(b"host", host.encode("latin-1"))]
     return call(
-        app, "/v1/models", headers=headers + ([] if origin is None else [(b"origin", origin.encode("latin-1"))])
+        app,
+        "/v1/models",
+        headers=headers + ([] if origin is None else [(b"origin", origin.encode("latin-1"))]),
     )
 
 
@@ -40,12 +42,44 @@ def refused(answer: Answer, flag: str = "--allowed-hosts") -> bool:
 
 OWN = (
     *("localhost", "localhost:8000", "LOCALHOST:1", "localhost.", "localhost.:8000", "localhost:"),
-    *("127.0.0.1:8000", "127.0.0.1", "127.8.8.8", "192.168.1.7:80", "[::1]", "[::1]:8000", "[fe80::1%25eth0]:1"),
+    *(
+        "127.0.0.1:8000",
+        "127.0.0.1",
+        "127.8.8.8",
+        "192.168.1.7:80",
+        "[::1]",
+        "[::1]:8000",
+        "[fe80::1%25eth0]:1",
+    ),
 )
 FOREIGN = (
-    *("evil.example", "evil.example:8000", "localhost.evil.example", "evil.localhost", "127.0.0.1.evil.example"),
-    *("", ":8000", ".", "local host", "localhost@evil.example", "evil.example/localhost", "localhost:80:80", "::1"),
-    *("[::1", "::1]", "[evil.example]", "[localhost", "localhost..", "127.1", "\xb9.2.3.4", "localhost,evil.example"),
+    *(
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "evil.localhost",
+        "127.0.0.1.evil.example",
+    ),
+    *(
+        "",
+        ":8000",
+        ".",
+        "local host",
+        "localhost@evil.example",
+        "evil.example/localhost",
+        "localhost:80:80",
+        "::1",
+    ),
+    *(
+        "[::1",
+        "::1]",
+        "[evil.example]",
+        "[localhost",
+        "localhost..",
+        "127.1",
+        "\xb9.2.3.4",
+        "localhost,evil.example",
+    ),
 )
 
 
@@ -125,7 +159,12 @@ def test_the_whole_server_refuses_before_everything_else() -> None:
 
     async def calls(stage: Stage) -> None:
         async with stage.http() as http:
-            for method, path in (("GET", "/health"), ("OPTIONS", "/v1/completions"), ("GET", "/"), ("GET", "/nowhere")):
+            for method, path in (
+                ("GET", "/health"),
+                ("OPTIONS", "/v1/completions"),
+                ("GET", "/"),
+                ("GET", "/nowhere"),
+            ):
                 answer = await http.request(method, path, headers={"host": "evil.example:8000"})
                 assert answer.status_code == 403 and "x-request-id" in answer.headers
                 assert "access-control-allow-origin" not in answer.headers
@@ -137,7 +176,9 @@ def test_the_whole_server_refuses_before_everything_else() -> None:
     on_stage(saying("x"), calls, ServerConfig(allowed_origins=("*",)))
 
 
-@pytest.mark.parametrize("name", ["http://llm.example", "llm.example:80", "a/b", "a b", "[::1]", "é", "*", "."])
+@pytest.mark.parametrize(
+    "name", ["http://llm.example", "llm.example:80", "a/b", "a b", "[::1]", "é", "*", "."]
+)
 def test_wrong_names(name: str) -> None:
     with pytest.raises(ConfigError, match="without scheme and port") as raised:
         parse_args(["--allowed-hosts", name])
@@ -155,5 +196,7 @@ def test_replicas_of_a_file_do_not_know_their_address(monkeypatch: pytest.Monkey
     ray_serve.app({"model": "preset:toy"})
     ray_serve.app({"model": "preset:toy", "allowed_hosts": ["llm"]})
     built.append(ray_serve.read_settings([])[0])
-    checks = [refused(asked(with_host_check(inner, one, has_keys=False), "evil.example")) for one in built]
+    checks = [
+        refused(asked(with_host_check(inner, one, has_keys=False), "evil.example")) for one in built
+    ]
     assert checks == [False, True, True]

@@ -18,7 +18,13 @@ GREEDY, NUM_STREAMS, NUM_OTHERS, LIMIT = "greedy", 400, 100, 8
 
 async def complete(server: Server, key: str, max_tokens: int, *, stream: bool = False) -> int:
     """The status of a call, after the last byte of its answer; a refused call is sent again, as clients do."""
-    fields = {"model": MODEL, "prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+    fields = {
+        "model": MODEL,
+        "prompt": "x",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": stream,
+    }
     body = json.dumps(fields).encode()
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -69,14 +75,18 @@ async def beside_streams(server: Server) -> list[float]:
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_400_streams_of_one_key_leave_room_for_100_others(policy: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("\n".join([GREEDY, *(f"key-{number}" for number in range(NUM_OTHERS))]), encoding="utf-8")
+    keys.write_text(
+        "\n".join([GREEDY, *(f"key-{number}" for number in range(NUM_OTHERS))]), encoding="utf-8"
+    )
     keys.chmod(0o600)
     flags = ("--max-num-seqs", "64", "--scheduling-policy", policy, "--api-key-file", str(keys))
     limit = ("--max-calls-per-key", str(LIMIT))
     with running(*flags, *limit, model=MODEL, api_key="key-0") as server:
         alone = asyncio.run(others(server))
         beside = asyncio.run(asyncio.wait_for(beside_streams(server), 150))
-    middle, last = (f"{name(beside):.2f} s, alone {name(alone):.2f} s" for name in (statistics.median, max))
+    middle, last = (
+        f"{name(beside):.2f} s, alone {name(alone):.2f} s" for name in (statistics.median, max)
+    )
     print(f"{policy}: median {middle}; last {last}")
     assert max(beside) <= 2 * max(alone), last
     assert statistics.median(beside) <= 2 * statistics.median(alone), middle

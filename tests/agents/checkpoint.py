@@ -59,7 +59,9 @@ class Call:
     @property
     def text(self) -> str:
         """The call as Hermes writes it."""
-        return f"<tool_call>{json.dumps({'name': self.name, 'arguments': self.arguments})}</tool_call>"
+        return (
+            f"<tool_call>{json.dumps({'name': self.name, 'arguments': self.arguments})}</tool_call>"
+        )
 
 
 def write_checkpoint(folder: Path, call: Call, template: str = TEMPLATE) -> None:
@@ -71,14 +73,32 @@ def write_checkpoint(folder: Path, call: Call, template: str = TEMPLATE) -> None
         template: the chat template.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    chains = {start: _pieces(text) for start, text in zip(_START, (call.text, ANSWER, TITLE, LOOP), strict=True)}
+    chains = {
+        start: _pieces(text)
+        for start, text in zip(_START, (call.text, ANSWER, TITLE, LOOP), strict=True)
+    }
     tokenizer = _tokenizer(chains)
     following = _following(chains, tokenizer)
     vocab = tokenizer.get_vocab_size()
     config = {
-        **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32", "vocab_size": vocab},
-        **{"hidden_size": _WIDTH, "intermediate_size": 16, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT},
-        **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False},
+        **{
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "dtype": "float32",
+            "vocab_size": vocab,
+        },
+        **{
+            "hidden_size": _WIDTH,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "max_position_embeddings": CONTEXT,
+        },
+        **{
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+        },
         **{"bos_token_id": None, "eos_token_id": tokenizer.token_to_id(_END)},
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -100,7 +120,10 @@ def _tokenizer(chains: Mapping[str, Sequence[str]]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=_WORDS, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train([str(ROOT / "docs" / page) for page in ("serving.md", "operations.md", "clients.md")], trainer)
+    tokenizer.train(
+        [str(ROOT / "docs" / page) for page in ("serving.md", "operations.md", "clients.md")],
+        trainer,
+    )
     tokenizer.add_special_tokens([_END, _TURN, *chains])
     pieces = dict.fromkeys(piece for chain in chains.values() for piece in chain)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
@@ -114,7 +137,9 @@ def _following(chains: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dic
         last = chain[0] if start == _START[-1] else _END
         ids = [tokenizer.token_to_id(token) for token in (start, *chain, last)]
         for one, other in pairwise(ids):
-            assert following.setdefault(one, other) == other, f"a token of {chain} has two successors"
+            assert following.setdefault(one, other) == other, (
+                f"a token of {chain} has two successors"
+            )
     return following
 
 
@@ -136,6 +161,12 @@ def _weights(following: Mapping[int, int], vocab: int, end: int) -> dict[str, np
         "model.norm.weight": ones,
         f"{layer}.input_layernorm.weight": ones,
         f"{layer}.post_attention_layernorm.weight": ones,
-        **{f"{layer}.self_attn.{name}_proj.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()},
-        **{f"{layer}.mlp.{name}_proj.weight": np.zeros(shape, np.float32) for name, shape in inner.items()},
+        **{
+            f"{layer}.self_attn.{name}_proj.weight": np.zeros(shape, np.float32)
+            for name, shape in shapes.items()
+        },
+        **{
+            f"{layer}.mlp.{name}_proj.weight": np.zeros(shape, np.float32)
+            for name, shape in inner.items()
+        },
     }

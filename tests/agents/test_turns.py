@@ -16,7 +16,10 @@ from tests.serve.played import user
 from tests.serve.running import running
 
 FLAGS = ("--served-model-name", "coder", "--max-num-seqs", "8")
-ROUTES = {"codex": ("/v1/responses", "input", "output"), "claude-code": ("/v1/messages", "messages", "content")}
+ROUTES = {
+    "codex": ("/v1/responses", "input", "output"),
+    "claude-code": ("/v1/messages", "messages", "content"),
+}
 CHAT = ("/v1/chat/completions", "messages", "choices")
 
 pytestmark = pytest.mark.slow
@@ -28,7 +31,9 @@ def test_the_model_says_what_its_last_token_decides(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": called.name}}]
 
     def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-        answer = server.http.post("/v1/chat/completions", json={"model": "coder", "messages": messages, **fields})
+        answer = server.http.post(
+            "/v1/chat/completions", json={"model": "coder", "messages": messages, **fields}
+        )
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()["choices"][0]
         return found
@@ -41,11 +46,15 @@ def test_the_model_says_what_its_last_token_decides(tmp_path: Path) -> None:
         assert asked["finish_reason"] == "tool_calls" and call["function"]["name"] == called.name
         assert json.loads(call["function"]["arguments"]) == called.arguments
         result = {"role": "tool", "tool_call_id": call["id"], "content": "a note"}
-        answered = chat(user("Print it."), {"role": "assistant", "tool_calls": [call]}, result, tools=tools)
+        answered = chat(
+            user("Print it."), {"role": "assistant", "tool_calls": [call]}, result, tools=tools
+        )
         assert (answered["message"]["content"], answered["finish_reason"]) == (ANSWER, "stop")
         assert chat(user("A title, please."))["message"]["content"] == TITLE
         endless = chat(user(f"{ENDLESS}."), tools=tools, max_tokens=7)
-        assert endless["finish_reason"] == "length" and endless["message"]["content"].startswith(LOOP * 2)
+        assert endless["finish_reason"] == "length" and endless["message"]["content"].startswith(
+            LOOP * 2
+        )
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -57,7 +66,12 @@ def test_the_second_turn_finds_the_prompt_of_the_first(name: str, tmp_path: Path
     prompts = []
     with running(*FLAGS, model=str(tmp_path)) as server:
         for turn, said in (("first", call.name), ("second", ANSWER)):
-            body = {**recorded["fields"], "model": "coder", "tools": recorded["tools"], field: recorded[turn]}
+            body = {
+                **recorded["fields"],
+                "model": "coder",
+                "tools": recorded["tools"],
+                field: recorded[turn],
+            }
             body["stream"] = False
             body.pop("stream_options", None)
             answer = server.http.post(path, json=body, timeout=120)
@@ -72,4 +86,6 @@ def tokens_of(usage: dict[str, Any]) -> tuple[int, int]:
     """The tokens of a prompt, and those of them from the prefix cache."""
     read = usage.get("cache_read_input_tokens", 0)
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return usage.get("prompt_tokens", usage.get("input_tokens")) + read, read + details.get("cached_tokens", 0)
+    return usage.get("prompt_tokens", usage.get("input_tokens")) + read, read + details.get(
+        "cached_tokens", 0
+    )

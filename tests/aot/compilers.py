@@ -23,7 +23,10 @@ def skip_without(*packages: str) -> None:
     """Skip the calling module if a compiler is missing."""
     for package in packages:
         if PathFinder.find_spec(package, [*sys.path, str(FOLDER)]) is None:
-            pytest.skip(f"{package} is missing; scripts/test installs it on Linux x86-64", allow_module_level=True)
+            pytest.skip(
+                f"{package} is missing; scripts/test installs it on Linux x86-64",
+                allow_module_level=True,
+            )
 
 
 @cache

@@ -38,11 +38,22 @@ class Chip:
 
 CHIPS = {
     "v5e": Chip(1.5e9, 819e9, 197e12),
-    "v5p": Chip(1.75e9, 2765e9, 459e12 / 2),  # a kernel runs on one core; this core has all of the chip's bandwidth
+    # a kernel runs on one core; this core has all of the chip's bandwidth
+    "v5p": Chip(1.75e9, 2765e9, 459e12 / 2),
     "v6e": Chip(1.75e9, 1640e9, 918e12),
     "tpu7x": Chip(2.2e9, 7380e9 / 2, 2307e12 / 2),  # a core is a device
 }
-HEADER = ["kernel", "heads", "for", "KiB", "MFLOP", "cycles of the loop", "of the transfer", "of the products", "bound"]
+HEADER = [
+    "kernel",
+    "heads",
+    "for",
+    "KiB",
+    "MFLOP",
+    "cycles of the loop",
+    "of the transfer",
+    "of the products",
+    "bound",
+]
 NAMED = ((1, 1),)  # the requests of a case do not matter to the compiler
 CASES = [
     Case("12 heads of 64", NAMED, 12, 12, 64, 128, page_dtype="bfloat16"),
@@ -66,7 +77,9 @@ def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
     for begin, line in enumerate(lines):
         if line[1] == "LB":
             depth = len(line[2])
-            end = next((i for i in range(begin + 1, len(lines)) if len(lines[i][2]) < depth), len(lines))
+            end = next(
+                (i for i in range(begin + 1, len(lines)) if len(lines[i][2]) < depth), len(lines)
+            )
             if not any(inner[1] == "LB" for inner in lines[begin + 1 : end]):
                 yield lines[begin:end]
 
@@ -116,7 +129,9 @@ def _schedule(folder: str, kernel: str) -> str:
     return next(path for path in names if "analysis" not in path.name).read_text(encoding="utf-8")
 
 
-def _found(kernel: str, case: Case, generation: str, num_bytes: int, flops: int, cycles: int) -> dict[str, Any]:
+def _found(
+    kernel: str, case: Case, generation: str, num_bytes: int, flops: int, cycles: int
+) -> dict[str, Any]:
     names = {"kernel": kernel, "heads": case.name, "for": generation}
     return {**names, "bytes": num_bytes, "flops": flops, "cycles": cycles}
 
@@ -133,7 +148,12 @@ def row(found: dict[str, Any]) -> list[str]:
     least = max(cycles["memory"], cycles["products"])
     sizes = f"{found['bytes'] / 1024:.0f}", f"{found['flops'] / 1e6:.1f}"
     names = found["kernel"], found["heads"], found["for"]
-    return [*names, *sizes, *(f"{x:.0f}" for x in cycles.values()), f"{bound}, {least / cycles[bound]:.0%}"]
+    return [
+        *names,
+        *sizes,
+        *(f"{x:.0f}" for x in cycles.values()),
+        f"{bound}, {least / cycles[bound]:.0%}",
+    ]
 
 
 def measure_all(generations: Iterable[str]) -> None:

@@ -12,8 +12,6 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from orca_jax.cache_spec import form_groups
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.compile import Options, compiler_options
 from orca_jax.exec.layers import Weights
 from orca_jax.exec.programs import Programs
@@ -26,6 +24,9 @@ from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.layers import Maker, Table
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.cache_spec import form_groups
+from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.values.platforms import platform_named
 from tests.aot.compilers import use_cuda
 from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
 from tests.aot.ptxas import take
@@ -46,7 +47,9 @@ def mesh_of(card: str, chips: int = 1) -> Mesh:
     """A mesh of described devices, for compilation only."""
     use_cuda()
     config = (ROOT / "tests" / "aot" / CARDS[card]).read_text(encoding="utf-8")
-    topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{chips}", target_config=config)
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology=f"1x1x{chips}", target_config=config
+    )
     return tensor_mesh(list(topology.devices))
 
 
@@ -62,8 +65,10 @@ class Compiled:
     copies: list[str]  # instructions that copy arrays of the given shapes
     registers: int  # the most of a Pallas kernel; 0 if all kernels came from a cache
     spilled: int  # bytes of spilled registers, likewise
-    misaligned: list[str]  # tensor copies of a Pallas kernel whose address in shared memory may be misaligned
-    shared: int | None  # shared memory of a Triton kernel's thread block; not known for Mosaic kernels
+    # tensor copies of a Pallas kernel whose address in shared memory may be misaligned
+    misaligned: list[str]
+    # shared memory of a Triton kernel's thread block; not known for Mosaic kernels
+    shared: int | None
 
     @property
     def cells(self) -> list[str]:
@@ -74,7 +79,10 @@ class Compiled:
 
 
 def compile_and_read(
-    lowered: jax.stages.Lowered, shapes: Sequence[tuple[int, ...]], ptxas: Path, options: Options | None = None
+    lowered: jax.stages.Lowered,
+    shapes: Sequence[tuple[int, ...]],
+    ptxas: Path,
+    options: Options | None = None,
 ) -> Compiled:
     """Compile a program, and look for copies of arrays of these shapes.
 
@@ -84,7 +92,7 @@ def compile_and_read(
         ptxas: the folder of the wrapper.
         options: of the compiler; None for those of the engine.
     """
-    options = compiler_options("gpu", "") if options is None else options
+    options = compiler_options(platform_named("gpu"), "") if options is None else options
     with TemporaryDirectory() as folder:
         take(ptxas)
         dumps = {"xla_dump_to": folder, "xla_gpu_cuda_data_dir": str(ptxas)}
@@ -94,38 +102,55 @@ def compile_and_read(
         lines = thunks.read_text(encoding="utf-8").splitlines()
         # XLA writes the second file only if there are launches to gather into a graph.
         graphs = next(Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"), thunks)
-        outside = [line for line in graphs.read_text(encoding="utf-8").splitlines() if _OUTSIDE.match(line)]
+        outside = [
+            line for line in graphs.read_text(encoding="utf-8").splitlines() if _OUTSIDE.match(line)
+        ]
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     kept = [f"[{','.join(map(str, shape))}]" for shape in shapes]
     ours = [kernel for kernel in assembled if _OURS.search(kernel.name)]
-    shared = [int(found[1]) for line in lines if _OURS.search(line) and (found := _SHARED.search(line))]
+    shared = [
+        int(found[1]) for line in lines if _OURS.search(line) and (found := _SHARED.search(line))
+    ]
     return Compiled(
         alias=memory.alias_size_in_bytes,
         temp=memory.temp_size_in_bytes,
         kernels=len(KERNELS.findall(text)),
         launches=sum(bool(_LAUNCH.search(line)) for line in lines),
         outside_graphs=outside,
-        copies=[line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)],
+        copies=[
+            line
+            for line in text.splitlines()
+            if _COPY.search(line) and any(shape in line for shape in kept)
+        ],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
         misaligned=[
-            copy for kernel in ours for copy, alignment in tensor_addresses(kernel.ptx) if alignment % TENSOR_ALIGNMENT
+            copy
+            for kernel in ours
+            for copy, alignment in tensor_addresses(kernel.ptx)
+            if alignment % TENSOR_ALIGNMENT
         ],
         shared=max(shared, default=None),
     )
 
 
-def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: int, tokens: int) -> Compiled:
+def compile_attention(
+    ptxas: Path, card: str, name: str, case: Case, *, rows: int, tokens: int
+) -> Compiled:
     """Compile one call of a backend with the heads and pages of a case, over a cache of 256 MiB."""
     pages, q, requests = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
-        attend = jax.jit(lambda *arrays: ragged_attention(*arrays, case.scores, implementation=name))
+        attend = jax.jit(
+            lambda *arrays: ragged_attention(*arrays, case.scores, implementation=name)
+        )
         return compile_and_read(attend.lower(q, pages, requests), [pages.kv.shape], ptxas)
 
 
-def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
+def compile_write(
+    ptxas: Path, card: str, case: Case, *, rows: int, tokens: int
+) -> tuple[Compiled, int]:
     """Compile `write_kv` alone. Returns the program and the bytes of the cache."""
     pages, _, requests = _shapes(case, rows, tokens)
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
@@ -134,18 +159,26 @@ def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int)
         return compile_and_read(lowered, [pages.kv.shape], ptxas), bytes_of(pages)
 
 
-def _shapes(case: Case, rows: int, tokens: int) -> tuple[TokenMajorPages, jax.ShapeDtypeStruct, RowArrays]:
+def _shapes(
+    case: Case, rows: int, tokens: int
+) -> tuple[TokenMajorPages, jax.ShapeDtypeStruct, RowArrays]:
     """Shapes of 256 MiB of pages, of queries and of the other arguments."""
     dtype = jnp.dtype(case.page_dtype)
-    num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size)
-    pages = pages_shape("token_major", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
+    num_pages = (256 << 20) // (
+        case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size
+    )
+    pages = pages_shape(
+        "token_major", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype
+    )
     assert isinstance(pages, TokenMajorPages)
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
     shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
     return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]
 
 
-def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, width: int) -> Compiled:
+def compile_sampler(
+    ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, width: int
+) -> Compiled:
     """A plain sampler, as the executor compiles it; the table must not be copied."""
     mesh, columns = mesh_of(card), -(-model.vocab_size // 128) * 128
     graph, state = nnx.split(nnx.eval_shape(lambda: _table(columns, model.embed_dim)))
@@ -156,7 +189,9 @@ def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, w
         return merged
 
     sampler = make_plain_sampler(unembed, width, model.vocab_size, mesh, kind=kind)
-    last, draws = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (width, draws_layout(width).size))
+    last, draws = (
+        jax.ShapeDtypeStruct((size,), jnp.int32) for size in (width, draws_layout(width).size)
+    )
     hidden = jax.ShapeDtypeStruct((width, model.embed_dim), jnp.float32)
     with jax.set_mesh(mesh):
         lowered = jax.jit(sampler, donate_argnums=1).lower(weights, last, hidden, draws)

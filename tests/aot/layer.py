@@ -14,13 +14,25 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.describe import read_model_config
+from orca_jax.values.config import ModelConfig
 
 _SIZES = {"bf16": 2, "f32": 4, "s32": 4, "u32": 4, "s8": 1, "u8": 1, "pred": 1}
 _ARRAY = re.compile(rf"({'|'.join(_SIZES)})\[([\d,]*)\]")
 _LINE = re.compile(r"\s+(?:ROOT )?(%[\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
-_MOVES = frozenset(("copy", "transpose", "reshape", "slice", "pad", "concatenate", "maximum", "convert", "copy_fusion"))
+_MOVES = frozenset(
+    (
+        "copy",
+        "transpose",
+        "reshape",
+        "slice",
+        "pad",
+        "concatenate",
+        "maximum",
+        "convert",
+        "copy_fusion",
+    )
+)
 _FREE = frozenset(("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "broadcast"))
 _SMALL = 4096  # bytes; smaller results are indices and numbers per token
 
@@ -39,7 +51,10 @@ class Instruction:
     def num_bytes(self) -> int:
         """Size of the result."""
         arrays = _ARRAY.findall(self.result)
-        return sum(_SIZES[name] * int(np.prod([int(n) for n in sizes.split(",") if n])) for name, sizes in arrays)
+        return sum(
+            _SIZES[name] * int(np.prod([int(n) for n in sizes.split(",") if n]))
+            for name, sizes in arrays
+        )
 
     @property
     def kind(self) -> str:
@@ -53,7 +68,11 @@ class Instruction:
 
 def layer_of(text: str) -> list[Instruction]:
     """The instructions of the loop with the most fusions, in order."""
-    computations = {found[1]: part for part in re.split(r"\n(?=%|ENTRY)", text) if (found := re.match(r"(%\S+)", part))}
+    computations = {
+        found[1]: part
+        for part in re.split(r"\n(?=%|ENTRY)", text)
+        if (found := re.match(r"(%\S+)", part))
+    }
     bodies = [computations[name] for name in re.findall(r" while\(.*?body=(%[\w.-]+)", text)]
     return list(_instructions(max(bodies, key=lambda body: body.count("fusion(")), computations))
 
@@ -65,14 +84,21 @@ def _instructions(body: str, computations: Mapping[str, str]) -> Iterator[Instru
             operations = _fused(called[1], computations) if called else frozenset([found[3]])
             cycles = re.search(r'"estimated_cycles":"(\d{1,12})"', found[4])
             yield Instruction(found[1], found[2], operations, int(cycles[1]) if cycles else 0)
-            yield from (replace(item, is_of_chunks=True) for item in _branch(found[4], computations))
+            yield from (
+                replace(item, is_of_chunks=True) for item in _branch(found[4], computations)
+            )
 
 
 def _branch(text: str, computations: Mapping[str, str]) -> list[Instruction]:
     """The instructions of the longer branch of a conditional; empty for other instructions."""
     names = re.search(r"branch_computations=\{(.*?)\}", text)
-    found = names[1] if names else " ".join(re.findall(r"(?:true|false)_computation=(%[\w.-]+)", text))
-    branches = (list(_instructions(computations[name], computations)) for name in re.findall(r"%[\w.-]+", found))
+    found = (
+        names[1] if names else " ".join(re.findall(r"(?:true|false)_computation=(%[\w.-]+)", text))
+    )
+    branches = (
+        list(_instructions(computations[name], computations))
+        for name in re.findall(r"%[\w.-]+", found)
+    )
     return max(branches, key=len, default=[])
 
 
@@ -98,15 +124,20 @@ def main(generation: str, chips: int, preset: str, tokens: int) -> None:
     from tests.aot.tpu import compile_step
 
     model = read_model_config(f"preset:{preset}")
-    step, _ = compile_step(generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256)
+    step, _ = compile_step(
+        generation, chips, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256
+    )
     layer = layer_of(step.text)
     for item in layer:
         if item.kind == "moves":
             kind = "chunks" if item.is_of_chunks else "      "
-            print(f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {kind}  {item.name:40s} {item.result}")
+            print(
+                f"{item.num_bytes / 1024:8.0f} KiB {item.cycles:6d} cycles  {kind}  {item.name:40s} {item.result}"
+            )
     case = {"for": generation, "chips": chips, "model": preset, "tokens": tokens}
     moved, of_chunks = (
-        sum(item.num_bytes for item in layer if item.kind == "moves" and item.is_of_chunks <= which) // 1024
+        sum(item.num_bytes for item in layer if item.kind == "moves" and item.is_of_chunks <= which)
+        // 1024
         for which in (False, True)
     )
     cycles = {
@@ -116,7 +147,15 @@ def main(generation: str, chips: int, preset: str, tokens: int) -> None:
     cycles["of chunks"] = sum(item.cycles for item in layer if item.is_of_chunks)
     weights = weight_bytes(model, chips) // 1024
     print(
-        json.dumps({**case, "weights_kib": weights, "moved_kib": moved, "with_chunks_kib": of_chunks, "cycles": cycles})
+        json.dumps(
+            {
+                **case,
+                "weights_kib": weights,
+                "moved_kib": moved,
+                "with_chunks_kib": of_chunks,
+                "cycles": cycles,
+            }
+        )
     )
 
 

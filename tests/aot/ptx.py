@@ -12,7 +12,8 @@ _COPY = re.compile(
     r"cp\.async\.bulk\.tensor\S*(?P<space>global\.shared|shared::(?:cta|cluster)\.global)\S*\s+(?P<rest>.*);"
 )
 _PLACE = re.compile(r"\[\s*(%r\d+)\s*\]")
-_DYNAMIC = ("__dynamic_shmem__", 1024)  # a kernel's dynamic memory, aligned as swizzled copies need it
+# a kernel's dynamic memory, aligned as swizzled copies need it
+_DYNAMIC = ("__dynamic_shmem__", 1024)
 
 
 def tensor_addresses(ptx: str) -> list[tuple[str, int]]:
@@ -29,8 +30,11 @@ def tensor_addresses(ptx: str) -> list[tuple[str, int]]:
 
 def _alignments(ptx: str) -> dict[str, int]:
     """For each register, the largest power of two that divides every value assigned to it, as far as can be seen."""
-    statements = [match.groups() for line in ptx.splitlines() if (match := _DEFINED.match(line.strip()))]
-    known: dict[str, int] = defaultdict(lambda: _LARGEST)  # registers in loops depend on themselves: start from the top
+    statements = [
+        match.groups() for line in ptx.splitlines() if (match := _DEFINED.match(line.strip()))
+    ]
+    # registers in loops depend on themselves: start from the top
+    known: dict[str, int] = defaultdict(lambda: _LARGEST)
     while True:
         before = dict(known)
         for operation, register, operands in statements:

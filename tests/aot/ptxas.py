@@ -62,4 +62,7 @@ def take(folder: Path) -> list[Assembled]:
 
 def read(log: str) -> list[Assembled]:
     """Parse the report of one call."""
-    return [Assembled(match["name"], int(match["registers"]), int(match["spilled"])) for match in _KERNEL.finditer(log)]
+    return [
+        Assembled(match["name"], int(match["registers"]), int(match["spilled"]))
+        for match in _KERNEL.finditer(log)
+    ]

@@ -30,7 +30,16 @@ from orca_jax.kernels.ragged_attention.hopper.increments import CONSUMERS
 from tests.aot.table import MEASURED, replace_table
 
 PAGE = MEASURED / "roofline.md"
-HEADER = ["kernel", "work", "shared memory, KiB", "in flight, KiB", "busiest block", "bound by", "at best, us", "share"]
+HEADER = [
+    "kernel",
+    "work",
+    "shared memory, KiB",
+    "in flight, KiB",
+    "busiest block",
+    "bound by",
+    "at best, us",
+    "share",
+]
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,8 @@ class Heads:
 
 
 H200, LLAMA, GPT2_XL = Card(), Heads(32, 8, 128), Heads(25, 25, 64)
-SOFTMAX_OPS = 6  # float32 operations on a score beside its exponential: scale, maximum, subtract, sum, mask, convert
+# float32 operations on a score beside its exponential: scale, maximum, subtract, sum, mask, convert
+SOFTMAX_OPS = 6
 INCREMENTS = [(rows, context) for rows in (1, 8, 64, 256) for context in (512, 4096, 32768)]
 CHUNKS = (1024, 4096, 16384)
 
@@ -81,7 +91,12 @@ def shares(per_item: np.ndarray, card: Card) -> np.ndarray:
 
 
 def row(
-    kernel: str, work: str, memory: tuple[float, float], busiest: float, times: dict[str, float], share: str
+    kernel: str,
+    work: str,
+    memory: tuple[float, float],
+    busiest: float,
+    times: dict[str, float],
+    share: str,
 ) -> list[str]:
     """Format a row of the table."""
     bound = max(times, key=lambda name: times[name])
@@ -100,11 +115,15 @@ def increments(card: Card, heads: Heads, rows: int, context: int) -> list[str]:
     blocks = shares(np.repeat(-(-(end - first) // block), heads.num_kv_heads), card)
     block_bytes = block * heads.head_dim * 2 * 2
     # Written, then read.
-    partial = 2 * CONSUMERS * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4
+    partial = (
+        2 * CONSUMERS * total * heads.num_kv_heads * heads.padded_groups * (heads.head_dim + 1) * 4
+    )
     # Each consumer has half of the blocks, and overlaps nothing.
     products = card.seconds(blocks.max() * ROWS * block * heads.head_dim * 4, card.flops)
     exponentials = card.seconds(blocks.max() * ROWS * block, card.exponentials)
-    others = card.seconds(blocks.max() * ROWS * (block * SOFTMAX_OPS + heads.head_dim), card.other_ops)
+    others = card.seconds(
+        blocks.max() * ROWS * (block * SOFTMAX_OPS + heads.head_dim), card.other_ops
+    )
     times = {
         "memory": (blocks.sum() * block_bytes + partial) / card.bandwidth,
         "L2 to one multiprocessor": card.seconds(blocks.max() * block_bytes, card.l2_bytes),
@@ -126,11 +145,17 @@ def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
     block, stages = CHUNK_BLOCKS
     start, length = jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)
     tiles = cut_queries(
-        RowArrays(start[None], start, length, length), size=TILE, num_tokens=tokens, block=block, sliding_window=None
+        RowArrays(start[None], start, length, length),
+        size=TILE,
+        num_tokens=tokens,
+        block=block,
+        sliding_window=None,
     )
     total = int(tiles.total[0])
     _, _, number, position, first, _ = np.asarray(tiles.fields)[:, :total][:, ::-1]
-    blocks = shares(np.repeat(-(-(position + number - first) // block), heads.num_heads), card).max()
+    blocks = shares(
+        np.repeat(-(-(position + number - first) // block), heads.num_heads), card
+    ).max()
     mean = np.sum(-(-(position + number - first) // block)) * heads.num_heads / card.multiprocessors
     products = card.seconds(blocks * TILE * block * heads.head_dim * 4, card.flops)
     exponentials = card.seconds(blocks * TILE * block, card.exponentials)
@@ -138,11 +163,15 @@ def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
     times = {
         "tensor cores": products,
         "softmax": exponentials + others,
-        "L2 to one multiprocessor": card.seconds(blocks * block * heads.head_dim * 4, card.l2_bytes),
+        "L2 to one multiprocessor": card.seconds(
+            blocks * block * heads.head_dim * 4, card.l2_bytes
+        ),
     }
     useful = 4 * heads.head_dim * heads.num_heads * tokens * (tokens + 1) / 2
     peak = card.flops * card.clock * card.multiprocessors
-    best, worst = (useful / peak / time for time in (max(times.values()), products + exponentials + others))
+    best, worst = (
+        useful / peak / time for time in (max(times.values()), products + exponentials + others)
+    )
     block_bytes = block * heads.head_dim * 2 * 2
     shared = stages * block_bytes + 3 * TILE * heads.head_dim * 2
     name = f"chunks, {heads.num_heads} over {heads.num_kv_heads} of {heads.head_dim}"
@@ -164,8 +193,12 @@ def page(text: str) -> str:
 
 def main() -> None:
     """Print the table, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table to docs/measured/roofline.md")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to docs/measured/roofline.md"
+    )
     if parser.parse_args().write:
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return

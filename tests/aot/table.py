@@ -35,12 +35,17 @@ def replace_table(text: str, header: list[str], rows: list[list[str]]) -> str:
 
 def write_table(page: Path, header: list[str], keys: int, rows: list[list[str]]) -> None:
     """Update rows of the table in a file."""
-    page.write_text(merge_table(page.read_text(encoding="utf-8"), header, keys, rows), encoding="utf-8")
+    page.write_text(
+        merge_table(page.read_text(encoding="utf-8"), header, keys, rows), encoding="utf-8"
+    )
 
 
 def read_rows(text: str) -> list[list[str]]:
     """The rows of a page's table, without the header."""
-    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in _split(text)[1][2:]]
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in _split(text)[1][2:]
+    ]
 
 
 def _split(text: str) -> tuple[str, list[str]]:
@@ -56,10 +61,14 @@ def _line(cells: list[str]) -> str:
 
 def slow_but(quick: Collection[Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Mark cases as slow, except the quick ones: only these are run by continuous integration."""
-    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+    return [
+        case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases
+    ]
 
 
-def recorded_rows(request: pytest.FixtureRequest, name: str, header: list[str]) -> Iterator[list[list[str]]]:
+def recorded_rows(
+    request: pytest.FixtureRequest, name: str, header: list[str]
+) -> Iterator[list[list[str]]]:
     """Collect rows for a fixture. With `-m aot`, they are written to `docs/measured/aot-{name}.md` at the end."""
     found: list[list[str]] = []
     yield found

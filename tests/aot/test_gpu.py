@@ -15,16 +15,23 @@ from typing import Any
 import pytest
 
 from orca_jax.assembly.resolve import explain
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.cache import workspace_bytes
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.hopper import assembler
 from orca_jax.model.describe import config_from_hf, read_model_config
-from orca_jax.startup import EngineSummary, StartTimes
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, ExecutorConfig
+from orca_jax.values.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
-from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write, mesh_of
+from tests.aot.gpu import (
+    CARDS,
+    compile_attention,
+    compile_sampler,
+    compile_step,
+    compile_write,
+    mesh_of,
+)
 from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
@@ -39,7 +46,16 @@ pytestmark = [
 
 MIB = 1 << 20
 SHARED = {"A100": 163 << 10, "H200": 227 << 10}  # the most bytes for a thread block
-HEADER = ["program", "for", "T", "temporary, MiB", "launches", "registers", "spilled, B", "shared, KiB"]
+HEADER = [
+    "program",
+    "for",
+    "T",
+    "temporary, MiB",
+    "launches",
+    "registers",
+    "spilled, B",
+    "shared, KiB",
+]
 MANY = 40_000  # pages of a MiB in four layers of Llama-3-8B
 NAMED = ((1, 1),)  # a program does not depend on the requests of a case
 BF16: dict[str, Any] = {"dtype": "bfloat16", "page_dtype": "bfloat16"}
@@ -52,22 +68,69 @@ HOPPER = [
     Case("4 over 1 heads of 128, pages of 256", NAMED, 4, 1, 128, 256, **BF16),
     Case("64 over 1 heads of 128, pages of 32", NAMED, 64, 1, 128, 32, **BF16),
     Case("window and soft cap", NAMED, 8, 4, 128, 64, sliding_window=1000, soft_cap=50.0, **BF16),
-    Case("64 over 8 heads of 64 with sinks", NAMED, 64, 8, 64, 64, sliding_window=128, has_sinks=True, **BF16),
+    Case(
+        "64 over 8 heads of 64 with sinks",
+        NAMED,
+        64,
+        8,
+        64,
+        64,
+        sliding_window=128,
+        has_sinks=True,
+        **BF16,
+    ),
 ]
 NARROW = [  # Hopper's own kernels cannot store rows of these
     Case("4 heads of 80", NAMED, 4, 4, 80, 16, **BF16),
     Case("8 over 2 heads of 96", NAMED, 8, 2, 96, 32, **BF16),
 ]
 REFUSED = [
-    Case("float16, 32 over 8 heads of 128", NAMED, 32, 8, 128, 64, dtype="float16", page_dtype="float16"),
+    Case(
+        "float16, 32 over 8 heads of 128",
+        NAMED,
+        32,
+        8,
+        128,
+        64,
+        dtype="float16",
+        page_dtype="float16",
+    ),
     Case("4 heads of 48", NAMED, 4, 4, 48, 16, **BF16),
     Case("8 over 2 heads of 112", NAMED, 8, 2, 112, 64, **BF16),
     Case("4 heads of 192", NAMED, 4, 4, 192, 64, **BF16),
-    Case("16 over 8 heads of 256, capped", NAMED, 16, 8, 256, 64, sliding_window=4096, soft_cap=50.0, **BF16),
+    Case(
+        "16 over 8 heads of 256, capped",
+        NAMED,
+        16,
+        8,
+        256,
+        64,
+        sliding_window=4096,
+        soft_cap=50.0,
+        **BF16,
+    ),
     Case("float32, 12 heads of 64", NAMED, 12, 12, 64, 64, page_dtype="float32"),
     Case("float32, 8 over 4 heads of 128", NAMED, 8, 4, 128, 64, page_dtype="float32"),
-    Case("int8 pages, 32 over 8 heads of 128", NAMED, 32, 8, 128, 64, dtype="bfloat16", page_dtype="int8"),
-    Case("fp8 pages, 32 over 8 heads of 128", NAMED, 32, 8, 128, 64, dtype="bfloat16", page_dtype="float8_e4m3fn"),
+    Case(
+        "int8 pages, 32 over 8 heads of 128",
+        NAMED,
+        32,
+        8,
+        128,
+        64,
+        dtype="bfloat16",
+        page_dtype="int8",
+    ),
+    Case(
+        "fp8 pages, 32 over 8 heads of 128",
+        NAMED,
+        32,
+        8,
+        128,
+        64,
+        dtype="bfloat16",
+        page_dtype="float8_e4m3fn",
+    ),
 ]
 KERNELS = [("H200", "gpu", case) for case in HOPPER]
 KERNELS += [("A100", "triton", case) for case in HOPPER + NARROW + REFUSED]
@@ -80,9 +143,19 @@ STEPS = [
     for tokens in (64, 512)
 ]
 STATEFUL = [("H200", 1, name, 64) for name in SMALL]
-STATEFUL += [("H200", 1, "LFM3", 64), *(("H200", PUBLISHED[name]["H200"], name, 64) for name in PUBLISHED)]
-WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
-QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in continuous integration: some seconds each
+STATEFUL += [
+    ("H200", 1, "LFM3", 64),
+    *(("H200", PUBLISHED[name]["H200"], name, 64) for name in PUBLISHED),
+]
+WRITES = [
+    ("H200", LLAMA),
+    ("A100", LLAMA),
+    ("H200", HOPPER[2]),
+    ("H200", REFUSED[-2]),
+    ("A100", REFUSED[-1]),
+]
+# in continuous integration: some seconds each
+QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +198,9 @@ def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list
     rows.append([f"`write_kv`, {case.name}", card, "256", *found.cells])
 
 
-def test_the_line_at_start_names_the_kernels_for_hopper(ptxas: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_at_start_names_the_kernels_for_hopper(
+    ptxas: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the newest packages for CUDA 12, whose runtime has the number of one that comes with a wrong assembler."""
     monkeypatch.setattr(assembler, "cuda_runtime", lambda: 12090)
     assembler.ptxas_version.cache_clear()
@@ -134,7 +209,9 @@ def test_the_line_at_start_names_the_kernels_for_hopper(ptxas: Path, monkeypatch
     config = ExecutorConfig("bfloat16", 1, (64,), 8, 1024, cache)
     name = explain(model, config, mesh)
     kind, report = mesh.devices.flat[0].device_kind, StartTimes().report()
-    summary = EngineSummary(1024, 8192, 8, 64, "chunked", report, kind, 1, "bfloat16", "bfloat16", name)
+    summary = EngineSummary(
+        1024, 8192, 8, 64, "chunked", report, kind, 1, "bfloat16", "bfloat16", name
+    )
     assert f"on 1 x {kind}, bfloat16, attention by gpu; " in summary.line("llama-3-8b")
 
 
@@ -155,7 +232,14 @@ def test_a_large_cache_costs_no_launches(ptxas: Path) -> None:
 
     def launches(num_pages: int, **options: Any) -> int:
         found, kv_bytes = compile_step(
-            ptxas, "H200", model, tokens=64, rows=64, max_model_len=1024, num_pages=num_pages, **options
+            ptxas,
+            "H200",
+            model,
+            tokens=64,
+            rows=64,
+            max_model_len=1024,
+            num_pages=num_pages,
+            **options,
         )
         assert num_pages < MANY or kv_bytes > 40e9
         return found.launches
@@ -177,12 +261,16 @@ def test_step_of_layers_with_several_windows(card: str, ptxas: Path) -> None:
     assert found.alias == kv_bytes + 4 * 64 * 1024, "the cache is not updated in place"
     assert not found.copies
     assert not found.outside_graphs, "the host starts some kernels one by one"
-    assert found.kernels == 3 * model.num_layers, "those of Triton, also on Hopper, for heads of 256"
+    assert found.kernels == 3 * model.num_layers, (
+        "those of Triton, also on Hopper, for heads of 256"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("card", "chips", "preset", "tokens"), STEPS)
-def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path, rows: list[list[str]]) -> None:
+def test_whole_step(
+    card: str, chips: int, preset: str, tokens: int, ptxas: Path, rows: list[list[str]]
+) -> None:
     model = read_model_config(f"preset:{preset}")
     found, kv_bytes = compile_step(
         ptxas, card, model, tokens=tokens, rows=64, max_model_len=1024, num_pages=256, chips=chips
@@ -196,18 +284,34 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
     )  # sums over chips break graphs
     assert found.kernels == (2 if card == "H200" else 3) * model.num_layers
     assert found.spilled <= 8
-    rows.append([f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])
+    rows.append(
+        [f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells]
+    )
 
 
-@pytest.mark.parametrize(("card", "chips", "name", "tokens"), slow_but(STATEFUL[: len(SMALL)], STATEFUL))
-def test_step_with_states(card: str, chips: int, name: str, tokens: int, ptxas: Path, rows: list[list[str]]) -> None:
+@pytest.mark.parametrize(
+    ("card", "chips", "name", "tokens"), slow_but(STATEFUL[: len(SMALL)], STATEFUL)
+)
+def test_step_with_states(
+    card: str, chips: int, name: str, tokens: int, ptxas: Path, rows: list[list[str]]
+) -> None:
     model = MODELS[name]
-    shape = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256, "num_states": NUM_STATES[name]}
+    shape = {
+        "tokens": tokens,
+        "rows": 64,
+        "max_model_len": 1024,
+        "num_pages": 256,
+        "num_states": NUM_STATES[name],
+    }
     found, cache_bytes = compile_step(ptxas, card, model, chips=chips, **shape)
     assert found.alias == cache_bytes + 4 * 64 * 1024, "pages or states are not updated in place"
     assert not found.copies
-    assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, "the engine reserves less"
+    assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, (
+        "the engine reserves less"
+    )
     if name in PUBLISHED and model.experts is not None:
         one = 2 * model.experts.count * model.embed_dim * model.mlp_dim // chips
         assert found.temp < one, "matrices of all experts were copied"
-    rows.append([f"step, {name}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])
+    rows.append(
+        [f"step, {name}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells]
+    )

@@ -26,7 +26,12 @@ SPLITS = [
     Split("v6e:2x4", "llama-3-70b", stages=1, chips=8),
     Split("v6e:2x4", "llama-3-70b", stages=2, chips=4),
 ]
-STAGES = [(split, index) for split in SPLITS for index in range(split.stages) if index in (0, 1, split.stages - 1)]
+STAGES = [
+    (split, index)
+    for split in SPLITS
+    for index in range(split.stages)
+    if index in (0, 1, split.stages - 1)
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,9 @@ def rows(request: pytest.FixtureRequest) -> Iterator[list[list[str]]]:
 def test_stage(split: Split, index: int, rows: list[list[str]]) -> None:
     model = read_model_config(f"preset:{split.preset}")
     # 192 tokens: with 256, activations have as many numbers as some weights.
-    found = compile_stage(split, index, model, tokens=192, rows=64, max_model_len=2048, num_pages=512)
+    found = compile_stage(
+        split, index, model, tokens=192, rows=64, max_model_len=2048, num_pages=512
+    )
     assert found.program.alias >= found.kv, "the cache is not updated in place"
     assert not found.program.copies
     assert not found.program.copies_of_weights

@@ -12,6 +12,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec.compile import compiler_options
+from orca_jax.values.platforms import platform_named
 from tests.aot.compilers import skip_without
 from tests.aot.tpu import mesh_of
 
@@ -31,7 +32,9 @@ def temporary(layout: Layout | None, options: Mapping[str, bool]) -> int:
         return jnp.matmul(x.astype(jnp.bfloat16), weight, preferred_element_type=jnp.float32), None
 
     weights = here if layout is None else Format(layout, here)
-    program = jax.jit(lambda x, weights: jax.lax.scan(multiply, x, weights)[0], in_shardings=(here, weights))
+    program = jax.jit(
+        lambda x, weights: jax.lax.scan(multiply, x, weights)[0], in_shardings=(here, weights)
+    )
     lowered = program.lower(jax.ShapeDtypeStruct((64, 4096), jnp.float32), WEIGHTS)
     memory = lowered.compile(compiler_options=dict(options)).memory_analysis()
     assert memory is not None
@@ -48,4 +51,4 @@ def test_they_are_not_copied_from_its_own_tiles() -> None:
 
 
 def test_they_are_not_copied_with_the_option() -> None:
-    assert temporary(None, compiler_options("tpu", "TPU7x")) < 1 << 20
+    assert temporary(None, compiler_options(platform_named("tpu"), "TPU7x")) < 1 << 20

@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import ModelConfig
 from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import config_from_hf, read_model_config
+from orca_jax.values.config import ModelConfig
 from tests.aot.compilers import skip_without
 from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.table import recorded_rows, slow_but
-from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
+from tests.aot.tpu import (
+    TOPOLOGIES,
+    compile_attention,
+    compile_sampler,
+    compile_step,
+    compile_write,
+)
 
 skip_without("libtpu")
 
@@ -55,7 +61,9 @@ HEADS = [
     Case("32 heads of 128", NAMED, 32, 32, 128, 128),
     Case("4 over 1 heads of 128", NAMED, 4, 1, 128, 256),
     Case("16 over 8 heads of 256", NAMED, 16, 8, 256, 64, sliding_window=4096, soft_cap=50.0),
-    Case("64 over 8 heads of 64 with sinks", NAMED, 64, 8, 64, 64, sliding_window=128, has_sinks=True),
+    Case(
+        "64 over 8 heads of 64 with sinks", NAMED, 64, 8, 64, 64, sliding_window=128, has_sinks=True
+    ),
 ]
 
 
@@ -70,7 +78,13 @@ QUANTISED = [
 KERNELS = [(generation, "bfloat16", case) for generation in TOPOLOGIES for case in HEADS]
 KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in QUANTISED]
 ODD = Case("25 heads of 64", NAMED, 25, 25, 64, 64)
-WRITTEN = [("int8", HEADS[0]), ("int8", ODD), ("int8", HEADS[5]), ("float8_e4m3fn", HEADS[5]), ("int8", HEADS[8])]
+WRITTEN = [
+    ("int8", HEADS[0]),
+    ("int8", ODD),
+    ("int8", HEADS[5]),
+    ("float8_e4m3fn", HEADS[5]),
+    ("int8", HEADS[8]),
+]
 WRITES = [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in WRITTEN]
 # In continuous integration: together they take some seconds.
 QUICK = [("v6e", "bfloat16", HEADS[7]), ("v5e", "int8", ODD), ("v5e", 4, "gpt2", 64, "bfloat16")]
@@ -108,7 +122,9 @@ def test_kernels(generation: str, dtype: str, case: Case, rows: list[list[str]])
 
 
 @pytest.mark.parametrize(("generation", "dtype", "case"), slow_but(QUICK, WRITES), ids=name_of)
-def test_writing_of_quantised_pages(generation: str, dtype: str, case: Case, rows: list[list[str]]) -> None:
+def test_writing_of_quantised_pages(
+    generation: str, dtype: str, case: Case, rows: list[list[str]]
+) -> None:
     found = compile_write(generation, case, dtype, rows=64, tokens=256, pages_per_row=64)
     assert found.alias >= 256 * MIB, "the cache is not updated in place"
     assert not found.copies
@@ -120,22 +136,35 @@ def test_writing_of_quantised_pages(generation: str, dtype: str, case: Case, row
 
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", TOPOLOGIES)
-def test_scalar_memory_does_not_grow_with_the_context(generation: str, rows: list[list[str]]) -> None:
+def test_scalar_memory_does_not_grow_with_the_context(
+    generation: str, rows: list[list[str]]
+) -> None:
     """1,024 rows of 128k tokens have a page table of 4 MiB; scalar memory has 1 MiB."""
     case = Case("1,024 rows of 128k", NAMED, 8, 2, 128, 128)
-    found = compile_attention(generation, case, "bfloat16", rows=1024, tokens=1024, pages_per_row=1024)
+    found = compile_attention(
+        generation, case, "bfloat16", rows=1024, tokens=1024, pages_per_row=1024
+    )
     assert found.temp < 32 * MIB
-    rows.append([f"attention, {case.name}", generation, "1024", "-", mib(found.temp), mib(found.vmem)])
+    rows.append(
+        [f"attention, {case.name}", generation, "1024", "-", mib(found.temp), mib(found.vmem)]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HEADS[:1] + HEADS[5:6], ids=name_of)
 def test_float32(case: Case) -> None:
-    assert compile_attention("v5e", case, "float32", rows=64, tokens=256, pages_per_row=64).temp < 16 * MIB
+    assert (
+        compile_attention("v5e", case, "float32", rows=64, tokens=256, pages_per_row=64).temp
+        < 16 * MIB
+    )
 
 
-@pytest.mark.parametrize(("generation", "chips", "preset", "tokens", "dtype"), slow_but(QUICK, STEPS))
-def test_whole_step(generation: str, chips: int, preset: str, tokens: int, dtype: str, rows: list[list[str]]) -> None:
+@pytest.mark.parametrize(
+    ("generation", "chips", "preset", "tokens", "dtype"), slow_but(QUICK, STEPS)
+)
+def test_whole_step(
+    generation: str, chips: int, preset: str, tokens: int, dtype: str, rows: list[list[str]]
+) -> None:
     model = read_model_config(f"preset:{preset}")
     sizes = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256}
     found, kv_bytes = compile_step(generation, chips, model, cache_dtype=dtype, **sizes)
@@ -153,9 +182,19 @@ def test_whole_step(generation: str, chips: int, preset: str, tokens: int, dtype
 @pytest.mark.parametrize("generation", TOPOLOGIES)
 def test_step_of_layers_with_several_windows(generation: str) -> None:
     """A Gemma 3 of 1B: one kernel serves both windows, and a scan its 26 layers, without a copy."""
-    sizes = {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    }
     model = config_from_hf(
-        {"model_type": "gemma3_text", "max_position_embeddings": 32768, "sliding_window": 512, **sizes}
+        {
+            "model_type": "gemma3_text",
+            "max_position_embeddings": 32768,
+            "sliding_window": 512,
+            **sizes,
+        }
     )
     shape = {"tokens": 64, "rows": 64, "max_model_len": 1024, "num_pages": 256}
     found, kv_bytes = compile_step(generation, 1, model, **shape)
@@ -177,24 +216,35 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
         ),
     ],
 )
-def test_step_with_states(generation: str, chips: int, name: str, tokens: int, rows: list[list[str]]) -> None:
+def test_step_with_states(
+    generation: str, chips: int, name: str, tokens: int, rows: list[list[str]]
+) -> None:
     """A copy of the states of one layer would not fit into the temporary memory that the engine reserves."""
     model = MODELS[name]
     shape = {"tokens": tokens, "rows": 64, "max_model_len": 1024}
-    found, cache_bytes = compile_step(generation, chips, model, num_pages=256, num_states=NUM_STATES[name], **shape)
+    found, cache_bytes = compile_step(
+        generation, chips, model, num_pages=256, num_states=NUM_STATES[name], **shape
+    )
     assert found.alias >= cache_bytes, "pages or states are not updated in place"
     assert not found.copies
     assert not found.copies_of_weights
-    assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, "the engine reserves less"
+    assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, (
+        "the engine reserves less"
+    )
     has_kernel = model.latent is None  # XLA attends over latents
     assert found.vmem <= VMEM_BUDGET and (found.vmem > 0) == has_kernel
-    chip, vmem = generation if chips == 1 else f"{generation} x {chips}", mib(found.vmem) if has_kernel else "-"
+    chip, vmem = (
+        generation if chips == 1 else f"{generation} x {chips}",
+        mib(found.vmem) if has_kernel else "-",
+    )
     rows.append([f"step, {name}", chip, str(tokens), mib(found.alias), mib(found.temp), vmem])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_full", [False, True], ids=["plain", "full"])
-@pytest.mark.parametrize(("generation", "preset"), sorted({(case[0], case[2]) for case in STEPS if case[1] == 1}))
+@pytest.mark.parametrize(
+    ("generation", "preset"), sorted({(case[0], case[2]) for case in STEPS if case[1] == 1})
+)
 def test_sampler(generation: str, preset: str, is_full: bool, rows: list[list[str]]) -> None:
     model = read_model_config(f"preset:{preset}")
     found = compile_sampler(generation, model, rows=64, max_model_len=1024, is_full=is_full)

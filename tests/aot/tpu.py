@@ -14,21 +14,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.assembly.executor import arrange
 from orca_jax.assembly.resolve import can_view
-from orca_jax.cache_spec import form_groups
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.adjust import WORD
-from orca_jax.exec.sampling.programs import draws_layout, extras_layout, make_full_sampler, make_plain_sampler
+from orca_jax.exec.sampling.programs import (
+    draws_layout,
+    extras_layout,
+    make_full_sampler,
+    make_plain_sampler,
+)
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
 from orca_jax.model.block import Block
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.sharding import on_shards
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.cache_spec import form_groups
+from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType
+from orca_jax.values.platforms import platform_named
 from tests.aot.compilers import use_compilers
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -60,7 +66,9 @@ def devices_of(topology: str) -> list[jax.Device]:
 
 # Instructions that write an array again: a copy, a transposition, or either by the sparse cores.
 # Gathered rows are activations, which may have the size of a weight.
-_RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\((?!%gather)")
+_RELAID = re.compile(
+    r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\((?!%gather)"
+)
 
 _COPY = re.compile(r" copy(-start)?\(")
 
@@ -87,13 +95,24 @@ def read(
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    tokens = [each for each in jax.tree.leaves(pages) if each.ndim != 3]  # without scales, which are small
+    # without scales, which are small
+    tokens = [each for each in jax.tree.leaves(pages) if each.ndim != 3]
     kept = [f"[{','.join(map(str, each.shape))}]" for each in (*tokens, *states)]
-    copies = [line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)]
+    copies = [
+        line
+        for line in text.splitlines()
+        if _COPY.search(line) and any(shape in line for shape in kept)
+    ]
     shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
     sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(min(2, len(shape) - 1))}
-    relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
-    return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text)
+    relaid = [
+        line
+        for line in text.splitlines()
+        if (found := _RELAID.search(line)) and _elements(found[1]) in sizes
+    ]
+    return Compiled(
+        memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text
+    )
 
 
 def _elements(dimensions: str) -> int:
@@ -106,7 +125,9 @@ def _vmem(text: str) -> int:
     used = [0]
     for line in kernels:
         begin = re.search(r'"scoped_memory_configs":\[{"memory_space":"1","offset":"(\d+)"', line)
-        end = re.search(r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"', line)
+        end = re.search(
+            r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"', line
+        )
         if begin and end:
             used.append(int(end[1]) - int(begin[1]))
     return max(used)
@@ -118,19 +139,28 @@ def compile_attention(
     """Compile one call of the kernels with the heads and pages of a case, on a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
-    q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype)
+    q = _array(
+        mesh,
+        (tokens, case.num_heads, case.head_dim),
+        "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype,
+    )
     requests = _requests(mesh, rows, pages_per_row)
-    attend = jax.jit(lambda *arrays: ragged_attention_tpu(*arrays, case.scores))  # sinks are made on the device
+    # sinks are made on the device
+    attend = jax.jit(lambda *arrays: ragged_attention_tpu(*arrays, case.scores))
     with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
         return read(attend.lower(q, pages, requests).compile(), pages)
 
 
-def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
+def compile_write(
+    generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
+) -> Compiled:
     """Compile one call of `write_kv` on a cache of 256 MiB."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
     new = _array(
-        mesh, (tokens, case.num_kv_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype
+        mesh,
+        (tokens, case.num_kv_heads, case.head_dim),
+        "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype,
     )
     requests = _requests(mesh, rows, pages_per_row)
     write = jax.jit(lambda *args: write_kv(*args, implementation="tpu"), donate_argnums=0)
@@ -139,18 +169,24 @@ def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens:
 
 
 def _requests(mesh: Mesh, rows: int, pages_per_row: int) -> RowArrays:
-    return RowArrays(*(_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))))  # type: ignore[arg-type]
+    return RowArrays(
+        *(_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,)))
+    )  # type: ignore[arg-type]
 
 
 def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:
     slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
     page = case.num_kv_heads, case.head_dim, case.page_size
-    shapes = pages_shape("token_major", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype))
+    shapes = pages_shape(
+        "token_major", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype)
+    )
     return jax.tree.map(lambda x: _array(mesh, x.shape, x.dtype), shapes)
 
 
 def _array(mesh: Mesh, shape: tuple[int, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
+    return jax.ShapeDtypeStruct(
+        shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec())
+    )
 
 
 def compile_step(
@@ -170,20 +206,28 @@ def compile_step(
     Returns also the bytes of pages and states on one device.
     """
     mesh = mesh_of(generation, chips)
-    groups = form_groups(on_shards(model, chips).layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
+    groups = form_groups(
+        on_shards(model, chips).layer_caches,
+        max_model_len,
+        views=can_view(cache_dtype, has_tiles=True),
+    )
     pools = 1 + max(group.pool for group in groups)
     cache = CacheConfig(groups, (num_pages,) * pools, 128, cache_dtype, "token_major", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
-    arrange("tpu", decoder)
+    arrange(platform_named("tpu"), decoder)
     programs = Programs(decoder, config, mesh)
     state = programs._state()
     compiled = compile_one(
-        programs._lower_layers(tokens, state), compiler_options("tpu", mesh.devices.flat[0].device_kind)
+        programs._lower_layers(tokens, state),
+        compiler_options(platform_named("tpu"), mesh.devices.flat[0].device_kind),
     )
     # Matrices alone: vectors, small matrices and the table of positions have sizes of activations.
     most, is_stacked = tokens * model.embed_dim, isinstance(decoder.blocks, Block)
-    shapes = [(each, each.shape[1:] if is_stacked or len(each.shape) > 2 else each.shape) for each in programs.weights]
+    shapes = [
+        (each, each.shape[1:] if is_stacked or len(each.shape) > 2 else each.shape)
+        for each in programs.weights
+    ]
     matrices = [each for each, shape in shapes if len(shape) > 1 and math.prod(shape) > most]
     pages, states = on_one_device(state.caches)
     return read(compiled, pages, matrices, jax.tree.leaves(states)), bytes_of((pages, states))
@@ -191,7 +235,9 @@ def compile_step(
 
 def on_one_device[T](shapes: T) -> T:
     """The shapes of a tree of sharded arrays on each device."""
-    found: T = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), shapes)
+    found: T = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), shapes
+    )
     return found
 
 
@@ -200,7 +246,9 @@ def bytes_of(shapes: object) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool) -> Compiled:
+def compile_sampler(
+    generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool
+) -> Compiled:
     """Compile a sampler as wide as all rows, as the executor does for one chip."""
     mesh = mesh_of(generation, 1)
     graph, state = abstract_decoder(model, "bfloat16", mesh)
@@ -208,12 +256,23 @@ def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model
     table, parameters = nnx.split(decoder.unembedding)
     weights, tree = jax.tree.flatten(parameters)
     make = make_full_sampler if is_full else make_plain_sampler
-    sample = make(lambda weights: nnx.merge(table, jax.tree.unflatten(tree, weights)), rows, model.vocab_size, mesh)
+    sample = make(
+        lambda weights: nnx.merge(table, jax.tree.unflatten(tree, weights)),
+        rows,
+        model.vocab_size,
+        mesh,
+    )
     hidden = _array(mesh, (sampler_width(rows), model.embed_dim), "float32")
     arguments = [weights, _array(mesh, (rows,)), hidden, _array(mesh, (draws_layout(rows).size,))]
     if is_full:
         mask = rows, weights[0].shape[0] // WORD
-        arguments += [_array(mesh, shape) for shape in ((rows, max_model_len), (extras_layout(rows).size,), mask)]
+        arguments += [
+            _array(mesh, shape)
+            for shape in ((rows, max_model_len), (extras_layout(rows).size,), mask)
+        ]
     program = jax.jit(sample, donate_argnums=1, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    compiled = compile_one(program.lower(*arguments), compiler_options("tpu", mesh.devices.flat[0].device_kind))
+    compiled = compile_one(
+        program.lower(*arguments),
+        compiler_options(platform_named("tpu"), mesh.devices.flat[0].device_kind),
+    )
     return read(compiled, TokenMajorPages(jax.ShapeDtypeStruct((0,), jnp.bfloat16)), weights)

@@ -1,7 +1,7 @@
 """The refusal of devices that cannot share a model."""
 
 from orca_jax.assembly.support import Facts, check_support
-from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.values.config import EngineConfig, ModelConfig
 
 
 def check_divisible(model: ModelConfig, shards: int) -> None:

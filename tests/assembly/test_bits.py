@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orca_jax.bundled import model_directory
-from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine
-from orca_jax.request import SamplingParams
+from orca_jax.helpers.bundled import model_directory
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
 from tests.kernels.native.machine import needs_library
 from tests.model import eight_heads
 from tests.test_same_tokens import Job, make_engine
@@ -65,8 +65,14 @@ TYPES: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "auto", "quantization": "int4"},
     "int8 pages": {"dtype": "auto", "kv_cache_dtype": "int8"},
 }
-PLAIN: dict[str, Any] = {"page_size": 16, "num_pages": 800, "max_num_seqs": 64, "max_num_batched_tokens": 256}
-FEW = {"num_pages": 60, "max_num_seqs": 16, "max_num_batched_tokens": 48}  # so requests are preempted
+PLAIN: dict[str, Any] = {
+    "page_size": 16,
+    "num_pages": 800,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 256,
+}
+# so requests are preempted
+FEW = {"num_pages": 60, "max_num_seqs": 16, "max_num_batched_tokens": 48}
 WAYS: tuple[tuple[SchedulerName, dict[str, Any]], ...] = (
     ("chunked", {}),
     ("chunked", {"max_num_batched_tokens": 17, "max_num_seqs": 16}),
@@ -80,7 +86,11 @@ WAYS: tuple[tuple[SchedulerName, dict[str, Any]], ...] = (
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The directory of a model with random weights, or of the bundled one."""
     name = request.param
-    return model_directory(name) if name == "demo" else str(eight_heads.write_model(MODELS[name], tmp_path / name))
+    return (
+        model_directory(name)
+        if name == "demo"
+        else str(eight_heads.write_model(MODELS[name], tmp_path / name))
+    )
 
 
 def make_jobs(number: int, length: int) -> list[Job]:
@@ -104,13 +114,19 @@ def scores(engine: Engine, jobs: list[Job]) -> list[list[tuple[float, ...]]]:
     while engine.has_work:
         for update in engine.step():
             pairs = zip(update.new_ids, update.logprobs, strict=True)
-            found[int(update.request_id)] += [(token, each.logprob, *each.top_logprobs) for token, each in pairs]
+            found[int(update.request_id)] += [
+                (token, each.logprob, *each.top_logprobs) for token, each in pairs
+            ]
     return found
 
 
-def alone(name: str, cache: str, jobs: list[Job], settings: dict[str, Any]) -> list[list[tuple[float, ...]]]:
+def alone(
+    name: str, cache: str, jobs: list[Job], settings: dict[str, Any]
+) -> list[list[tuple[float, ...]]]:
     """Run jobs one after the other, each with its whole prompt."""
-    for engine in make_engine(name, cache, 1, "chunked", **PLAIN | settings, enable_prefix_caching=False):
+    for engine in make_engine(
+        name, cache, 1, "chunked", **PLAIN | settings, enable_prefix_caching=False
+    ):
         expected = [scores(engine, [job])[0] for job in jobs]
     return expected
 
@@ -125,7 +141,11 @@ def engines(name: str, cache: str, settings: dict[str, Any]) -> Iterator[Engine]
 def test_bits_follow_from_the_tokens_of_a_request(tmp_path: Path, program_cache: str) -> None:
     """In chunks, with preemption and with pages of others; the slow tests have more requests, types and schedulers."""
     name, jobs = str(eight_heads.write_model(MODELS["llama"], tmp_path / "llama")), make_jobs(4, 8)
-    settings = PLAIN | TYPES["bfloat16"] | {"num_pages": 12, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    settings = (
+        PLAIN
+        | TYPES["bfloat16"]
+        | {"num_pages": 12, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    )
     for engine in make_engine(name, program_cache, 1, "chunked", **settings):
         expected = [scores(engine, [job])[0] for job in jobs]
         assert scores(engine, jobs) == expected
@@ -142,5 +162,8 @@ def test_bits_of_many_requests(model: str, types: str, program_cache: str) -> No
     for engine in engines(model, program_cache, TYPES[types]):
         assert scores(engine, jobs) == expected, "cold"
         assert scores(engine, jobs) == expected, "again"
-        preemptions, hits = preemptions + engine.pool.num_preemptions, hits + engine.pool.num_cache_hits
+        preemptions, hits = (
+            preemptions + engine.pool.num_preemptions,
+            hits + engine.pool.num_cache_hits,
+        )
     assert preemptions > 0 and hits > 0

@@ -7,9 +7,9 @@ import pytest
 
 from orca_jax.assembly.choices import Drafts
 from orca_jax.assembly.described import DraftModel
-from orca_jax.config import AttentionName, ExecutorConfig
 from orca_jax.model.describe import read_model_config
-from orca_jax.startup import StartTimes
+from orca_jax.values.config import AttentionName, ExecutorConfig
+from orca_jax.values.startup import StartTimes
 
 DRAFTS = Drafts(num_tokens=3, max_bs=2, num_requests=2, overlaps=False, ngrams=(1, 2), model="demo")
 
@@ -34,4 +34,6 @@ def test_a_draft_model_has_the_attention_of_its_settings(
     draft = DraftModel("preset:gpt2", model, 64, DRAFTS, 0, False)
     with pytest.raises(Started):
         draft.start(jax.devices()[:1], "float32", 8, wanted, StartTimes(), None)
-    assert [(shapes.attention_implementation, shapes.has_library) for shapes in seen] == [(wanted, False)]
+    assert [(shapes.attention_implementation, shapes.has_library) for shapes in seen] == [
+        (wanted, False)
+    ]

@@ -8,19 +8,25 @@ import pytest
 
 from orca_jax.assembly.choices import Budget, choices_of
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import DType, EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.exec import layers
 from orca_jax.kernels.ragged_attention import BackendChoice, xla
 from orca_jax.kernels.ragged_attention.api import BACKENDS
-from orca_jax.request import SamplingParams
-from orca_jax.startup import START_PHASES
+from orca_jax.values.config import DType, EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.startup import START_PHASES
 
 MODEL = str(Path(__file__).parents[1] / "fixtures" / "reference" / "gpt2-12-heads")
 
 
 def config(cache: str, **settings: Any) -> EngineConfig:
-    small = {"model": MODEL, "tokenizer": "byte", "compile_cache": cache, "progress": False, "max_num_seqs": 4}
+    small = {
+        "model": MODEL,
+        "tokenizer": "byte",
+        "compile_cache": cache,
+        "progress": False,
+        "max_num_seqs": 4,
+    }
     return EngineConfig(**{**small, "max_num_batched_tokens": 4, **settings})
 
 
@@ -31,18 +37,34 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"num_pages": 0}, "num_pages", "at least 1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization", r"\(0, 1\]"),
         ({"scheduler": "fastest"}, "scheduler", "orca, request_level"),
-        ({"scheduler": "chunked", "scheduling_policy": "random"}, "scheduling_policy", "fcfs, priority"),
-        ({"scheduler": "orca", "scheduling_policy": "fair"}, "scheduling_policy", "needs scheduler chunked"),
+        (
+            {"scheduler": "chunked", "scheduling_policy": "random"},
+            "scheduling_policy",
+            "fcfs, priority",
+        ),
+        (
+            {"scheduler": "orca", "scheduling_policy": "fair"},
+            "scheduling_policy",
+            "needs scheduler chunked",
+        ),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size", "at least 1"),
         ({"pipeline_parallel_size": 5}, "pipeline_parallel_size", "more than the 3 layers"),
-        ({"pipeline_parallel_size": 3, "tensor_parallel_size": 6}, "tensor_parallel_size", "their product"),
+        (
+            {"pipeline_parallel_size": 3, "tensor_parallel_size": 6},
+            "tensor_parallel_size",
+            "their product",
+        ),
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
         ({"scheduler": "orca", "num_pages": 3, "n_slots": 10_000}, "num_pages", "raise num_pages"),
         ({"attention_implementation": "magic"}, "attention_implementation", "xla, reference"),
         ({"model": "no/such/directory"}, "model", "not a directory"),
-        ({"model": "preset:toy", "scheduler": "chunked", "n_workers": 2}, "n_workers", "iterations in flight"),
+        (
+            {"model": "preset:toy", "scheduler": "chunked", "n_workers": 2},
+            "n_workers",
+            "iterations in flight",
+        ),
         ({"model": "preset:toy", "scheduler": "chunked", "n_slots": 100}, "n_slots", "num_pages"),
         ({"model": "preset:gpt5"}, "model", "unknown preset"),
     ],
@@ -68,12 +90,22 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert kv.num_rows == 4
     assert kv.longest_request >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
-    assert built.start.programs > 0 and all(built.start.seconds[phase] > 0 for phase in START_PHASES)
+    assert built.start.programs > 0 and all(
+        built.start.seconds[phase] > 0 for phase in START_PHASES
+    )
     assert max(built.start.seconds.values()) <= built.start.total, "phases may overlap"
     summary = built.summary
     assert (summary.device, summary.num_devices) == ("cpu", resolved.tensor_parallel_size)
-    assert (summary.dtype, summary.kv_cache_dtype, summary.attention) == ("float32", "float32", summary.products)
-    assert (summary.token_budget, summary.kv_tokens, summary.max_model_len) == (4, kv.longest_request, 48)
+    assert (summary.dtype, summary.kv_cache_dtype, summary.attention) == (
+        "float32",
+        "float32",
+        summary.products,
+    )
+    assert (summary.token_budget, summary.kv_tokens, summary.max_model_len) == (
+        4,
+        kv.longest_request,
+        48,
+    )
     assert summary.kv_requests >= 4
     built.close()
 
@@ -106,13 +138,20 @@ def test_the_token_budget_is_the_largest_launch_within_the_target(
 def test_the_measured_budget_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         Budget(None, 64, itl_target_ms=300.0).tokens("cpu", {64: 0.05, 128: 0.1, 256: 0.2})
-    assert "token budget 256: launches of 128, 256 tokens take 100, 200 ms, and 300 ms" in caplog.text
+    assert (
+        "token budget 256: launches of 128, 256 tokens take 100, 200 ms, and 300 ms" in caplog.text
+    )
 
 
 def test_larger_launches_than_the_first_beyond_the_target_are_not_measured() -> None:
-    budget, cases = Budget(None, 64, itl_target_ms=300.0), ((64, 1.0), (128, 0.3), (128, 0.4), (256, 0.4))
+    budget, cases = (
+        Budget(None, 64, itl_target_ms=300.0),
+        ((64, 1.0), (128, 0.3), (128, 0.4), (256, 0.4)),
+    )
     found = [budget.is_enough("cpu", size, seconds) for size, seconds in cases]
-    assert found == [False, False, True, True], "128 is the smallest default, and a launch has 85 % of the target"
+    assert found == [False, False, True, True], (
+        "128 is the smallest default, and a launch has 85 % of the target"
+    )
     assert not Budget(512, 64).is_enough("cpu", 512, 9.0), "a wanted size is measured"
 
 
@@ -140,10 +179,14 @@ def test_the_type_of_the_cache_on_a_cpu(
 ) -> None:
     """Products of bfloat16 are only quicker on a processor that has them."""
     monkeypatch.setattr("orca_jax.assembly.resolve.multiplies_bfloat16", lambda: multiplies)
-    monkeypatch.setattr("orca_jax.kernels.ragged_attention.xla.multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(
+        "orca_jax.kernels.ragged_attention.xla.multiplies_bfloat16", lambda: multiplies
+    )
     with build_engine(config(program_cache, max_model_len=48, dtype=dtype)) as built:
         assert built.executor_config is not None and built.executor_config.cache.dtype == pages
-        built.engine.add_request("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        built.engine.add_request(
+            "one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        )
         tokens = []
         while built.engine.has_work:
             tokens += [token for update in built.engine.step() for token in update.new_ids]
@@ -152,7 +195,11 @@ def test_the_type_of_the_cache_on_a_cpu(
 
 @pytest.mark.parametrize(("is_slow", "level"), [(False, "INFO"), (True, "WARNING")])
 def test_the_choice_of_attention_is_logged(
-    is_slow: bool, level: str, program_cache: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    is_slow: bool,
+    level: str,
+    program_cache: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def explain(*shapes: object) -> BackendChoice:
         return BackendChoice(BACKENDS[0], "the default of this device", is_slow)
@@ -161,7 +208,8 @@ def test_the_choice_of_attention_is_logged(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)
-    monkeypatch.setattr("orca_jax.assembly.executor.start_executor", stop)  # before programs compile in its threads
+    # before programs compile in its threads
+    monkeypatch.setattr("orca_jax.assembly.executor.start_executor", stop)
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         build_engine(config(program_cache))
     (record,) = [record for record in caplog.records if record.name == "orca_jax.assembly.resolve"]
@@ -173,7 +221,9 @@ def test_an_implementation_that_cannot_do_the_shapes_is_refused_before_compilati
     program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xla, "refusal", lambda q, pages: "heads of 7")
-    with pytest.raises(ConfigError, match="heads of 7; leave attention_implementation out") as error:
+    with pytest.raises(
+        ConfigError, match="heads of 7; leave attention_implementation out"
+    ) as error:
         build_engine(config(program_cache, attention_implementation="xla"))
     assert error.value.param == "attention_implementation"
 
@@ -181,11 +231,18 @@ def test_an_implementation_that_cannot_do_the_shapes_is_refused_before_compilati
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 def test_reference_attention_serves_too(program_cache: str) -> None:
-    settings = {"attention_implementation": "reference", "tensor_parallel_size": 1, "num_pages": 20, "page_size": 8}
+    settings = {
+        "attention_implementation": "reference",
+        "tensor_parallel_size": 1,
+        "num_pages": 20,
+        "page_size": 8,
+    }
     with build_engine(config(program_cache, **settings, max_num_seqs=2)) as built:
         assert built.executor_config is not None
         assert built.executor_config.attention_implementation == "reference"
-        built.engine.add_request("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        built.engine.add_request(
+            "one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        )
         tokens = []
         while built.engine.has_work:
             tokens += [token for update in built.engine.step() for token in update.new_ids]

@@ -17,13 +17,20 @@ from orca_jax import LLM, SamplingParams
 from orca_jax.assembly import products, trial
 from orca_jax.assembly.products import Products, choose_products
 from orca_jax.assembly.support import Facts, check_support, quantised
-from orca_jax.bundled import model_directory
-from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig, Quantization, QuantizationName
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import model_directory
 from orca_jax.kernels import native
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.stored_type import stored_dtype
+from orca_jax.values.config import (
+    CpuProducts,
+    DType,
+    EngineConfig,
+    ModelConfig,
+    Quantization,
+    QuantizationName,
+)
+from orca_jax.values.errors import ConfigError
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
@@ -48,14 +55,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     def be(library: Library | None, *flags: str, is_faster: bool | None = None) -> None:
         monkeypatch.setattr(native, "load_library", lambda directory: library)
-        monkeypatch.setattr(trial, "is_faster", refuse if is_faster is None else lambda *_: is_faster)
+        monkeypatch.setattr(
+            trial, "is_faster", refuse if is_faster is None else lambda *_: is_faster
+        )
         monkeypatch.setattr(products, "all_cpu_flags", lambda: flags)
 
     return be
 
 
 def chosen(
-    model: ModelConfig, wanted: CpuProducts = "auto", dtype: DType = "float32", platform: str = "cpu"
+    model: ModelConfig,
+    wanted: CpuProducts = "auto",
+    dtype: DType = "float32",
+    platform: str = "cpu",
 ) -> Library | None:
     facts = Facts(EngineConfig(cpu_products=wanted, dtype=dtype), model=model, platform=platform)
     return choose_products(facts, None).library
@@ -72,7 +84,9 @@ def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: 
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
-def test_a_trial_decides_where_nothing_was_measured(model: ModelConfig, machine: Machine, is_faster: bool) -> None:
+def test_a_trial_decides_where_nothing_was_measured(
+    model: ModelConfig, machine: Machine, is_faster: bool
+) -> None:
     machine(MATRIX, AVX512, BFLOAT16, AMX, is_faster=is_faster)
     assert chosen(model, dtype="bfloat16") is (MATRIX if is_faster else None)
     machine(WIDE, AVX512, is_faster=is_faster)
@@ -80,10 +94,16 @@ def test_a_trial_decides_where_nothing_was_measured(model: ModelConfig, machine:
     machine(WIDE, is_faster=is_faster)
     assert chosen(model) is (WIDE if is_faster else None)
     machine(WIDE)
-    assert chosen(model, "native") is WIDE and chosen(model, "xla") is None and chosen(model, platform="gpu") is None
+    assert (
+        chosen(model, "native") is WIDE
+        and chosen(model, "xla") is None
+        and chosen(model, platform="gpu") is None
+    )
 
 
-def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:
+def test_models_without_plain_matrices_have_products_of_xla(
+    model: ModelConfig, machine: Machine
+) -> None:
     machine(WIDE, AVX512)
     others: tuple[tuple[ModelConfig, DType, str], ...] = (
         (replace(model, quantization="fp8"), "float32", "weights in fp8"),
@@ -92,7 +112,9 @@ def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, 
     )
     for other, dtype, reason in others:
         assert chosen(other, dtype=dtype) is None
-        with pytest.raises(ConfigError, match=f"native has no products with {reason}: use xla") as error:
+        with pytest.raises(
+            ConfigError, match=f"native has no products with {reason}: use xla"
+        ) as error:
             chosen(other, "native", dtype)
         assert error.value.param == "cpu_products"
 
@@ -108,7 +130,9 @@ def test_few_bits_need_no_trial(model: ModelConfig, machine: Machine) -> None:
         assert chosen(held, "xla") is None
 
 
-def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConfig, machine: Machine) -> None:
+def test_a_type_of_the_settings_is_that_of_products_of_few_bits(
+    model: ModelConfig, machine: Machine
+) -> None:
     machine(WIDE)
     held = replace(model, quantization="int4")
     for dtype in ("float32", "bfloat16"):
@@ -117,23 +141,35 @@ def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConf
 
 
 @pytest.mark.parametrize("name", ["int8-dynamic", "int4-dynamic"])
-def test_a_dynamic_quantisation_needs_the_library(name: QuantizationName, model: ModelConfig, machine: Machine) -> None:
+def test_a_dynamic_quantisation_needs_the_library(
+    name: QuantizationName, model: ModelConfig, machine: Machine
+) -> None:
     config = EngineConfig(quantization=name)
     held = quantised(config, model)
     assert held.quantization == name.removesuffix("-dynamic")
     machine(WIDE)
     facts = Facts(config, model=held, platform="cpu")
     assert choose_products(facts, None).library == WIDE._replace(activation_bits=8)
-    for other in (replace(facts, platform="gpu"), replace(facts, config=replace(config, cpu_products="xla"))):
-        with pytest.raises(ConfigError, match=f"{name} needs the products of the library in C.*; use int") as error:
+    for other in (
+        replace(facts, platform="gpu"),
+        replace(facts, config=replace(config, cpu_products="xla")),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"{name} needs the products of the library in C.*; use int"
+        ) as error:
             choose_products(other, None)
         assert error.value.param == "quantization"
 
 
-def test_a_dynamic_quantisation_keeps_the_bits_of_a_file(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
+def test_a_dynamic_quantisation_keeps_the_bits_of_a_file(
+    tmp_path: Path, model: ModelConfig, machine: Machine
+) -> None:
     """Those of a file with four bits; int4-dynamic does not keep eight."""
     machine(WIDE)
-    for kind, kept in ((Kind.Q4_1, ("int8-dynamic", "int4-dynamic")), (Kind.Q8_0, ("int8-dynamic",))):
+    for kind, kept in (
+        (Kind.Q4_1, ("int8-dynamic", "int4-dynamic")),
+        (Kind.Q8_0, ("int8-dynamic",)),
+    ):
         path = str(write(tmp_path / f"{kind.name}.gguf", "qwen3", kind))
         for name in get_args(QuantizationName)[3:]:
             config = EngineConfig(quantization=name)
@@ -143,13 +179,20 @@ def test_a_dynamic_quantisation_keeps_the_bits_of_a_file(tmp_path: Path, model: 
             assert choose_products(facts, None).library == WIDE._replace(activation_bits=8)
 
 
-def test_gguf_files_of_few_bits_have_their_products(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
+def test_gguf_files_of_few_bits_have_their_products(
+    tmp_path: Path, model: ModelConfig, machine: Machine
+) -> None:
     machine(WIDE, is_faster=False)
     path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_1)
-    for settings, has_few_bits in ((EngineConfig(), True), (EngineConfig(load_format="dummy"), False)):
+    for settings, has_few_bits in (
+        (EngineConfig(), True),
+        (EngineConfig(load_format="dummy"), False),
+    ):
         facts = Facts(settings, model=model, platform="cpu", source=str(path))
         assert facts.has_few_bits == has_few_bits
-        assert choose_products(facts, None).library == (WIDE._replace(activation_bits=16) if has_few_bits else None)
+        assert choose_products(facts, None).library == (
+            WIDE._replace(activation_bits=16) if has_few_bits else None
+        )
 
 
 def checkpoint(folder: Path, values: dict[str, Any], **tensors: Any) -> Path:
@@ -182,7 +225,9 @@ def test_the_type_of_a_checkpoint(tmp_path: Path) -> None:
     for kind, dtype in kinds:
         assert stored_dtype(write(tmp_path / "model.gguf", "qwen3", kind)) == dtype
         (tmp_path / "model.gguf").unlink()
-    assert stored_dtype("preset:gpt2") is None and stored_dtype(model_directory("demo")) == "float32"
+    assert (
+        stored_dtype("preset:gpt2") is None and stored_dtype(model_directory("demo")) == "float32"
+    )
 
 
 def test_checkpoints_in_bfloat16_are_served_in_it_where_the_library_multiplies_it(
@@ -191,7 +236,9 @@ def test_checkpoints_in_bfloat16_are_served_in_it_where_the_library_multiplies_i
     source = str(checkpoint(tmp_path / "model", {"dtype": "bfloat16"}))
 
     def typed(**settings: Any) -> Products:
-        return choose_products(Facts(EngineConfig(**settings), model=model, platform="cpu", source=source), None)
+        return choose_products(
+            Facts(EngineConfig(**settings), model=model, platform="cpu", source=source), None
+        )
 
     machine(WIDE, AVX512, BFLOAT16)
     assert typed() == ("bfloat16", WIDE) and typed(dtype="float32") == ("float32", WIDE)
@@ -204,7 +251,9 @@ def test_checkpoints_in_bfloat16_are_served_in_it_where_the_library_multiplies_i
     assert typed() == ("float32", None)
 
 
-def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:
+def test_a_library_that_is_wanted_and_absent_is_an_error(
+    model: ModelConfig, machine: Machine
+) -> None:
     machine(None, AVX512)
     with pytest.raises(ConfigError, match=r"needs Linux, .* and a C compiler \(cc\): use auto"):
         chosen(model, "native")
@@ -220,8 +269,19 @@ def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
 
 def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, list[list[int]]]:
     """An engine, and the tokens of some prompts."""
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "strict_compile": True}
-    options = {"model": "preset:gpt2-tiny", "progress": False, "compile_cache": program_cache, **sizes, **settings}
+    sizes = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+        "strict_compile": True,
+    }
+    options = {
+        "model": "preset:gpt2-tiny",
+        "progress": False,
+        "compile_cache": program_cache,
+        **sizes,
+        **settings,
+    }
     llm = LLM(cpu_products=wanted, **options)
     prompts = [[*range(5, 5 + length)] for length in (1, 9, 23, 40)]
     results = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
@@ -229,7 +289,9 @@ def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, 
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
-@pytest.mark.parametrize(("dtype", "devices"), [pytest.param("float32", 2, marks=pytest.mark.slow), ("bfloat16", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "devices"), [pytest.param("float32", 2, marks=pytest.mark.slow), ("bfloat16", 1)]
+)
 def test_tokens_are_those_of_products_of_xla_under_every_schedule(
     dtype: DType, devices: int, program_cache: str
 ) -> None:
@@ -242,7 +304,9 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
         ("xla", {}),
     )
     for wanted, settings in runs:
-        llm, each = run(program_cache, wanted, dtype=dtype, tensor_parallel_size=devices, **settings)
+        llm, each = run(
+            program_cache, wanted, dtype=dtype, tensor_parallel_size=devices, **settings
+        )
         with llm:
             assert llm._built.summary.products == wanted
         tokens.append(each)
@@ -257,7 +321,12 @@ def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
 ) -> None:
     library_of()  # or skip
     path = str(write(tmp_path / "model.gguf", "qwen3", Kind.Q4_0))
-    settings = {"model": path, "tokenizer": "byte", "dtype": "float32", "tensor_parallel_size": devices}
+    settings = {
+        "model": path,
+        "tokenizer": "byte",
+        "dtype": "float32",
+        "tensor_parallel_size": devices,
+    }
     tokens = []
     for wanted in get_args(CpuProducts)[1:]:
         llm, each = run(program_cache, wanted, **settings)
@@ -271,7 +340,9 @@ def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_tokens_of_few_bits_are_those_of_xla(kind: Quantization, devices: int, program_cache: str) -> None:
+def test_tokens_of_few_bits_are_those_of_xla(
+    kind: Quantization, devices: int, program_cache: str
+) -> None:
     """In float32 all tokens are equal; with 16 bits they do not depend on the schedule."""
     library_of()  # or skip
     of_kind = partial(run, program_cache, tensor_parallel_size=devices)
@@ -285,6 +356,8 @@ def test_tokens_of_few_bits_are_those_of_xla(kind: Quantization, devices: int, p
     for wanted, settings in (*runs, ("native", dynamic), ("native", {**dynamic, **other})):
         llm, each = of_kind(wanted=wanted, **{"quantization": kind, **settings})
         with llm:
-            assert llm._built.summary.products == wanted + " in 8 bits" * ("quantization" in settings)
+            assert llm._built.summary.products == wanted + " in 8 bits" * (
+                "quantization" in settings
+            )
         tokens.append(each)
     assert tokens[1:3] == [tokens[0]] * 2 and tokens[3] == tokens[4] and tokens[5] == tokens[6]

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import sys
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,23 @@ import jax
 import pytest
 
 from orca_jax.assembly import engine, self_test
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.devices import Host
-from orca_jax.assembly.self_test import Outcome, SelfTest, has_accelerator_support, try_implementations
+from orca_jax.assembly.self_test import (
+    Outcome,
+    SelfTest,
+    has_accelerator_support,
+    try_implementations,
+)
 from orca_jax.assembly.support import Facts, Moment
-from orca_jax.config import EngineConfig
 from orca_jax.exec import memory
 from orca_jax.kernels.ragged_attention.self_test import Trial, choose
+from orca_jax.model.describe import read_model_config
+from orca_jax.values.config import EngineConfig
 
-TRIAL = Trial(num_heads=2, num_kv_heads=1, head_dim=8, page_size=16, dtype="float32", page_dtype="float32")
+TRIAL = Trial(
+    num_heads=2, num_kv_heads=1, head_dim=8, page_size=16, dtype="float32", page_dtype="float32"
+)
 
 # A process like the real one, on a CPU, whose first implementation is a module of this text.
 PROCESS = """
@@ -38,7 +48,8 @@ BODIES = {
     "ok": "pass",
     "wrong": "out = out + 0.5",
     "error": "raise RuntimeError('no such instruction')",
-    "hang": "import signal; signal.alarm(1); signal.pause()",  # its own limit ends it, as if time had passed
+    # its own limit ends it, as if time had passed
+    "hang": "import signal; signal.alarm(1); signal.pause()",
     "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
 }
 
@@ -93,8 +104,19 @@ import time
 print('{"implementation": "fake", "is_plain": false, "plain_instead": "xla"}', flush=True)
 time.sleep(1000)
 """
-    found = try_implementations(dataclasses.replace(TRIAL, seconds=3), None, (sys.executable, "-c", code))
+    found = try_implementations(
+        dataclasses.replace(TRIAL, seconds=3), None, (sys.executable, "-c", code)
+    )
     assert found == Outcome((SelfTest("fake", "hang", "no result after 3 s"),), "xla")
+
+
+def test_no_folder_for_temporary_files_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a read-only root may have none."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    code = """print('{"implementation": "a", "is_plain": false, "result": "ok", "detail": ""}')"""
+    assert try_implementations(TRIAL, None, (sys.executable, "-c", code)) == Outcome(
+        (SelfTest("a", "ok"),)
+    )
 
 
 def test_the_next_kernel_is_tested_too() -> None:
@@ -128,9 +150,22 @@ def test_the_configured_implementation_comes_first(
 
 
 def test_a_process_that_cannot_start_jax_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    found = try_implementations(TRIAL, None, (sys.executable, "-c", "raise SystemExit('the device is busy')"))
+    found = try_implementations(
+        TRIAL, None, (sys.executable, "-c", "raise SystemExit('the device is busy')")
+    )
     assert found == Outcome((SelfTest("unknown", "error", "the device is busy"),), None)
     assert "they are used untested" in caplog.text
+
+
+def test_a_tpu_of_several_hosts_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libtpu in the process of the test would wait for the other hosts until the limit."""
+    model = read_model_config("preset:gpt2-tiny")
+    pages = choices_of(EngineConfig()).pages
+    monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
+    monkeypatch.setattr(self_test, "try_implementations", lambda *_: pytest.fail("it is tested"))
+    monkeypatch.setattr(memory, "has_jax_started", lambda: False)
+    monkeypatch.setattr(self_test.importlib.util, "find_spec", lambda name: name == "libtpu")
+    assert self_test.try_kernels(model, "bfloat16", 8, pages, None, None, num_hosts=4) == Outcome()
 
 
 def test_cpus_are_not_tested() -> None:
@@ -139,7 +174,12 @@ def test_cpus_are_not_tested() -> None:
 
 @pytest.mark.parametrize(
     ("platforms", "plugins", "expected"),
-    [("cpu", ["cuda"], False), ("cuda,cpu", ["cuda"], True), (None, ["cuda"], True), (None, [], False)],
+    [
+        ("cpu", ["cuda"], False),
+        ("cuda,cpu", ["cuda"], True),
+        (None, ["cuda"], True),
+        (None, [], False),
+    ],
 )
 def test_an_environment_without_plugins_needs_no_process(
     platforms: str | None, plugins: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +189,9 @@ def test_an_environment_without_plugins_needs_no_process(
     assert has_accelerator_support(platforms) == expected
 
 
-def build_until_loaded(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Trial], EngineConfig]:
+def build_until_loaded(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Trial], EngineConfig]:
     """The trials of a start on an accelerator whose first kernel fails, and the settings with which it loads."""
     trials: list[Trial] = []
     loaded: list[EngineConfig] = []
@@ -169,12 +211,18 @@ def build_until_loaded(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine, "check_support", check)
     monkeypatch.setattr(memory, "has_jax_started", lambda: False)
     with pytest.raises(KeyboardInterrupt):
-        engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False, **settings))
+        engine.build_engine(
+            EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False, **settings)
+        )
     return trials, loaded[0]
 
 
-def test_the_engine_tests_its_own_shapes_and_takes_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
-    (trial,), loaded = build_until_loaded({"tensor_parallel_size": 4, "kv_cache_dtype": "float16"}, monkeypatch)
+def test_the_engine_tests_its_own_shapes_and_takes_the_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (trial,), loaded = build_until_loaded(
+        {"tensor_parallel_size": 4, "kv_cache_dtype": "float16"}, monkeypatch
+    )
     assert trial == Trial(8, 2, 128, 128, "bfloat16", "float16")
     assert loaded.attention_implementation == "triton"
 
@@ -190,7 +238,9 @@ def test_a_process_that_has_started_jax_is_not_tested(
 ) -> None:
     jax.devices()
     monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
-    monkeypatch.setattr(Host, "devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        Host, "devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False))
     assert "JAX has started" in caplog.text

@@ -9,14 +9,23 @@ from typing import Any
 
 import pytest
 
-from orca_jax.assembly.support import MOMENTS, NEEDS, Facts, Moment, check_support, refusal
+from orca_jax.assembly.support import (
+    MOMENTS,
+    NEEDS,
+    WHOLE_SLICES,
+    Facts,
+    Moment,
+    check_support,
+    refusal,
+)
 from orca_jax.batch.config import BatchConfig
-from orca_jax.config import EngineConfig, SpeculativeConfig
-from orca_jax.errors import ConfigError
 from orca_jax.flags.needs import FLAG_NEEDS
-from orca_jax.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
+from orca_jax.values.speculation import SpeculativeConfig
 from tests.project.source import python_files
 
 DRAFTS = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
@@ -68,7 +77,9 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, quantization="fp8"),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
-    dataclasses.replace(TOY_MODEL, mixer_pattern=("latent_attention",), latent=LatentConfig(8, 4, 4)),
+    dataclasses.replace(
+        TOY_MODEL, mixer_pattern=("latent_attention",), latent=LatentConfig(8, 4, 4)
+    ),
     dataclasses.replace(TOY_MODEL, attention_gate="all"),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("wide_attention",), wide=WideConfig(8, 1)),
     dataclasses.replace(TOY_MODEL, layer_inputs=LayerInputs(4, 300)),
@@ -102,12 +113,27 @@ def facts_of(config: EngineConfig, moment: Moment) -> Iterator[Facts]:
         yield Facts(config)
         return
     if moment == "draft":
-        for draft in (*MODELS, dataclasses.replace(TOY_MODEL, vocab_size=9)) if drafter(config) else ():
-            yield from (Facts(config, model=TOY_MODEL, draft=draft, max_model_len=length) for length in (8, 99999))
+        for draft in (
+            (*MODELS, dataclasses.replace(TOY_MODEL, vocab_size=9)) if drafter(config) else ()
+        ):
+            yield from (
+                Facts(config, model=TOY_MODEL, draft=draft, max_model_len=length)
+                for length in (8, 99999)
+            )
         return
     if moment == "devices":
         for model, hosts, shards, number in itertools.product(MODELS, (1, 3), (1, 2, 3), (1, 9)):
             yield Facts(config, hosts, model, "cpu", shards=shards, num_devices=number)
+        for shards in (3, 6):
+            yield Facts(
+                config,
+                3,
+                TOY_MODEL,
+                "tpu",
+                shards=shards,
+                num_devices=1,
+                device_kind=WHOLE_SLICES[0],
+            )
         return
     if moment == "library":
         for has_library, dtype in itertools.product((False, True), ("float32", "bfloat16")):
@@ -141,32 +167,53 @@ def test_every_row_is_met_and_unmet_and_the_first_unmet_one_is_named(moment: Mom
 def test_defaults_of_a_model_are_supported_on_every_platform() -> None:
     for platform in ("cpu", "gpu", "tpu"):
         facts = Facts(EngineConfig(), 2, TOY_MODEL, platform, "float32")
-        check_support(facts, "settings", "hosts", "model", "platform", "update" if platform == "" else "events")
+        check_support(
+            facts,
+            "settings",
+            "hosts",
+            "model",
+            "platform",
+            "update" if platform == "" else "events",
+        )
 
 
 def test_the_checks_raise_the_refusal() -> None:
     with pytest.raises(ConfigError, match=r"does not cover file\.py:Own") as caught:
-        check_support(Facts(EngineConfig(quantization="int8"), model=MODELS[1]), "settings", "model")
+        check_support(
+            Facts(EngineConfig(quantization="int8"), model=MODELS[1]), "settings", "model"
+        )
     assert caught.value.param == "quantization"
 
 
 TABLES = ("assembly/support.py", "flags/needs.py")
 OUTSIDE = {
-    ("assembly/devices.py", "tensor_parallel_size"): "devices of another process, found when it has joined",
-    ("assembly/scheduler.py", "length_predictor"): "two files that do not fit: a ranker and a model",
+    (
+        "assembly/devices.py",
+        "tensor_parallel_size",
+    ): "devices of another process, found when it has joined",
+    (
+        "assembly/scheduler.py",
+        "length_predictor",
+    ): "two files that do not fit: a ranker and a model",
     ("batch/check.py", "body"): "a key within one value",
     ("batch/check.py", "max_logprobs"): "the range of a number",
     ("batch/input.py", "input"): "a file that changed; a flag is the remedy",
-    ("bench/online/load.py", "warmup_requests"): "the range of a number, known after the file of requests is read",
-    ("bench/start.py", "model"): "the same value twice",
-    ("config.py", "prompt_lookup_max"): "keys of one value, which its class checks alone",
+    (
+        "tools/bench/online/load.py",
+        "warmup_requests",
+    ): "the range of a number, known after the file of requests is read",
+    ("tools/bench/start.py", "model"): "the same value twice",
+    (
+        "values/speculation.py",
+        "prompt_lookup_max",
+    ): "keys of one value, which its class checks alone",
     ("exec/cache.py", "max_model_len"): "a lack of memory; flags are the remedy",
-    ("gguf_file/header.py", "model"): "a file that is one of several",
+    ("helpers/gguf_file/header.py", "model"): "a file that is one of several",
     ("model/weight_files.py", "model"): "an adapter in place of a model; flags are the remedy",
     ("sched/blocks.py", "n_slots"): "the range of a number, known after the memory is counted",
     ("serve/listen.py", "ssl_certfile"): "two files that do not fit: a key and a certificate",
     ("sim/clock.py", "model"): "the form of one value",
-    ("telemetry/otel.py", "otlp_traces_endpoint"): "a library that is not installed",
+    ("serve/telemetry/otel.py", "otlp_traces_endpoint"): "a library that is not installed",
     ("timeline/read.py", "trace"): "the content of a file; a flag is the remedy",
 }
 """Errors that mention two settings, or one beside something else, and refuse no combination: by file and setting."""
@@ -196,7 +243,11 @@ def mentioned(text: str) -> set[str]:
     """The settings in a text: names with an underscore, flags, and fields in placeholders."""
     words = set(re.findall(r"(?<![\w.])[a-z]+(?:_[a-z]+)+(?!\w)", text))
     flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]+)", text)}
-    values = set(re.findall(r"(?:config|args|settings|engine)\.(\w+)", " ".join(re.findall(r"\{([^}]*)\}", text))))
+    values = set(
+        re.findall(
+            r"(?:config|args|settings|engine)\.(\w+)", " ".join(re.findall(r"\{([^}]*)\}", text))
+        )
+    )
     return (words | flags | values) & SETTINGS
 
 
@@ -209,15 +260,23 @@ def refusals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, set[str]]]:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         inside = list(ast.walk(function))
-        assigned = sorted((node for node in inside if isinstance(node, ast.Assign)), key=lambda node: node.lineno)
+        assigned = sorted(
+            (node for node in inside if isinstance(node, ast.Assign)), key=lambda node: node.lineno
+        )
         for call in (node for node in inside if isinstance(node, ast.Call)):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            name = (
+                call.func.attr
+                if isinstance(call.func, ast.Attribute)
+                else getattr(call.func, "id", "")
+            )
             if REFUSING.search(name) is None or name in OF_REQUESTS:
                 continue
             before = [node for node in assigned if node.lineno < call.lineno]
             variables = {ast.unparse(node.targets[0]): text_of(node.value) for node in before}
             values = [*call.args, *(keyword.value for keyword in call.keywords)]
-            texts = [text_of(value) or variables.get(getattr(value, "id", ""), "") for value in values]
+            texts = [
+                text_of(value) or variables.get(getattr(value, "id", ""), "") for value in values
+            ]
             params = [text for text in texts if text in SETTINGS]
             text = " ".join(text for text in texts if text not in SETTINGS)
             found = mentioned(text) | set(params)
@@ -240,7 +299,10 @@ def test_no_refusal_of_a_combination_is_outside_of_the_tables() -> None:
         ("raise ConfigError(f'n_slots {n} is less than num_pages', param='n_slots')", True),
         ("raise ConfigError('n_slots must be at least 1', param='n_slots')", False),
         ("raise ConfigError('n_slots does not cover mixtures', param='n_slots')", True),
-        ("message = f'overlap needs {args.scheduler}'\n    raise ConfigError(message, param='overlap')", True),
+        (
+            "message = f'overlap needs {args.scheduler}'\n    raise ConfigError(message, param='overlap')",
+            True,
+        ),
         ("require(ok, 'uds', 'has no effect with TLS')", True),
         ("require(ok, 'uds', 'leave it out with --host')", True),
         ("raise RequestError('max_tokens needs n_slots', param='n_slots')", False),

@@ -9,7 +9,7 @@ import pytest
 from orca_jax.batch.__main__ import main
 from orca_jax.batch.args import parse_args
 from orca_jax.batch.display import Display, time_text
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,18 @@ from orca_jax.errors import ConfigError
         ],
         (["--base-url", "http://h", "--max-num-seqs", "8"], "max_num_seqs"),
         (["--base-url", "http://h", "--chat-template", "t"], "chat_template"),
-        (["--base-url", "http://h", "--served-model-name", "m", "--no-progress", "--max-retries", "0"], None),
+        (
+            [
+                "--base-url",
+                "http://h",
+                "--served-model-name",
+                "m",
+                "--no-progress",
+                "--max-retries",
+                "0",
+            ],
+            None,
+        ),
         (["--base-url", "http://h", "--max-retries", "-1"], "max_retries"),
         (["--base-url", "http://h", "--request-timeout", "0"], "request_timeout"),
         (["--base-url", "http://h", "--body", '{"min_tokens_of_theirs": 1}'], None),
@@ -53,13 +64,21 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     empty.touch()
     os.mkfifo(pipe)
     for given, made, told in [
-        (source, source, "error: --output: is the same file as --input; choose another output file\n"),
+        (
+            source,
+            source,
+            "error: --output: is the same file as --input; choose another output file\n",
+        ),
         (
             tmp_path / "no",
             tmp_path / "out",
             f"error: --input: {tmp_path}/no cannot be read: No such file or directory; check the path\n",
         ),
-        (empty, tmp_path / "out", f"error: --input: {empty} is empty; it must contain one request per line\n"),
+        (
+            empty,
+            tmp_path / "out",
+            f"error: --input: {empty} is empty; it must contain one request per line\n",
+        ),
         (
             pipe,
             tmp_path / "out",
@@ -71,7 +90,11 @@ def test_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             f"error: --output: {tmp_path} is not a regular file; rows are appended and read again to resume, "
             "so give the name of a file\n",
         ),
-        (source, tmp_path / "a" / "b", f"error: --output: {tmp_path}/a is not a directory; create it first\n"),
+        (
+            source,
+            tmp_path / "a" / "b",
+            f"error: --output: {tmp_path}/a is not a directory; create it first\n",
+        ),
     ]:
         assert main(["-i", str(given), "-o", str(made), "--model", "preset:toy"]) == 2
         assert capsys.readouterr().err == told
@@ -100,7 +123,12 @@ def test_a_terminal_gets_a_bar() -> None:
 
 
 def test_times_are_short() -> None:
-    assert [time_text(seconds) for seconds in (0, 59.6, 754, 3723)] == ["0:00", "1:00", "12:34", "1:02:03"]
+    assert [time_text(seconds) for seconds in (0, 59.6, 754, 3723)] == [
+        "0:00",
+        "1:00",
+        "12:34",
+        "1:02:03",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +141,9 @@ def test_times_are_short() -> None:
         (["--model", "preset:toy"], None),
     ],
 )
-def test_a_batch_has_a_late_target_for_tokens(tmp_path: Path, flags: list[str], target: float | None) -> None:
+def test_a_batch_has_a_late_target_for_tokens(
+    tmp_path: Path, flags: list[str], target: float | None
+) -> None:
     source = tmp_path / "in.txt"
     source.write_text("one\n")
     config = parse_args(["-i", str(source), "-o", str(tmp_path / "out.jsonl"), *flags])

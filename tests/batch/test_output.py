@@ -16,7 +16,7 @@ from orca_jax.batch.ledger import Ledger
 from orca_jax.batch.output import InputOrder, OutputFile, Writer, old_path
 from orca_jax.batch.record import RunRecord, record_path, write_record
 from orca_jax.batch.rows import BadLine, Row
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 
 @given(st.permutations(range(4, 12)))
@@ -38,7 +38,9 @@ def test_half_a_row_is_cut_off(tmp_path: Path, size: int) -> None:
     write_record(record, record_path(path))
     with OutputFile(path) as output:
         assert [row.id for row in output.recover(record)] == ["id"]
-        assert path.stat().st_size == len(whole) + size, "nothing is cut before the first row is there"
+        assert path.stat().st_size == len(whole) + size, (
+            "nothing is cut before the first row is there"
+        )
         writer = Writer(output, lambda: None)
         writer.put(b"next\n")
         writer.finish()
@@ -67,7 +69,9 @@ def test_only_a_regular_file_is_an_output(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "link":
         path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match="is not a regular file; rows are appended and read again") as error:
+    with pytest.raises(
+        ConfigError, match="is not a regular file; rows are appended and read again"
+    ) as error:
         OutputFile(Path("/dev/null") if kind == "device" else path)
     assert error.value.param == "output"
 
@@ -76,11 +80,15 @@ def test_standard_output_is_for_the_summary(tmp_path: Path) -> None:
     """`-o /dev/stdout > rows` would mix rows and summary."""
     code = "from orca_jax.batch.output import *; check_regular(Path('/dev/stdout'), 'output')"
     with (tmp_path / "rows").open("w") as rows:
-        ended = subprocess.run([sys.executable, "-c", code], stdout=rows, stderr=subprocess.PIPE, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=rows, stderr=subprocess.PIPE, check=False
+        )
     assert b"is standard output or standard error, for the summary" in ended.stderr
 
 
-def test_an_output_renamed_while_it_was_opened_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_renamed_while_it_was_opened_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between opening and locking, the process before may have overwritten it: then its new file is locked."""
     path, flock = tmp_path / "out", fcntl.flock
     path.write_bytes(b"old")
@@ -112,7 +120,11 @@ def test_overwriting_keeps_a_symbolic_link_and_the_permissions(tmp_path: Path) -
         writer.finish()
         with pytest.raises(ConfigError, match="another process"):
             OutputFile(path)
-    assert path.is_symlink() and target.read_bytes() == b"new row\n" and target.stat().st_mode & 0o777 == 0o640
+    assert (
+        path.is_symlink()
+        and target.read_bytes() == b"new row\n"
+        and target.stat().st_mode & 0o777 == 0o640
+    )
     assert (disk / "rows.old").read_bytes() == b"old row\n"
 
 
@@ -120,7 +132,11 @@ def test_what_is_written_can_be_read() -> None:
     row = Row(3, "ä", "/v1/completions", b"{}")
     body = b'{"usage":{"prompt_tokens":2,"completion_tokens":5,"total_tokens":7}}'
     read = read_row(answer_row("id", row, Answer(200, "r", body)))
-    assert read is not None and (read.id, read.custom_id, read.summary) == ("id", "ä", RowSummary(None, 2, 5))
+    assert read is not None and (read.id, read.custom_id, read.summary) == (
+        "id",
+        "ä",
+        RowSummary(None, 2, 5),
+    )
     read = read_row(error_row("id", BadLine(3, None, "empty_line", "message")))
     assert read is not None and (read.custom_id, read.summary) == (None, RowSummary("empty_line"))
 
@@ -131,8 +147,16 @@ def test_what_is_written_can_be_read() -> None:
         (200, b'{"usage": null}', RowSummary()),
         (200, b"[]", RowSummary()),
         (200, b'{"usage": {"completion_tokens": 4}, "error": null}', RowSummary(None, 0, 4)),
-        (400, b'{"error": {"type": "invalid_request_error", "code": null}}', RowSummary("400 invalid_request_error")),
-        (404, b'{"error": {"type": "NotFoundError", "code": 404}}', RowSummary("404 NotFoundError")),
+        (
+            400,
+            b'{"error": {"type": "invalid_request_error", "code": null}}',
+            RowSummary("400 invalid_request_error"),
+        ),
+        (
+            404,
+            b'{"error": {"type": "NotFoundError", "code": 404}}',
+            RowSummary("404 NotFoundError"),
+        ),
         (422, b'{"detail": []}', RowSummary("422")),
         (502, b'"no"', RowSummary("502")),
     ],

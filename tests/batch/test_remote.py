@@ -13,14 +13,16 @@ import pytest
 
 from orca_jax.batch import remote
 from orca_jax.batch.run import run_batch
-from orca_jax.errors import ConfigError, EngineError
+from orca_jax.values.errors import ConfigError, EngineError
 from tests.batch.world import MODEL, run, settings, write
 from tests.serve.running import running
 
 Play = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes] | None]
 """(how often this body came before, the body) -> status, headers, body; None: hang up."""
 
-OK = json.dumps({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, indent=1).encode()
+OK = json.dumps(
+    {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, indent=1
+).encode()
 
 
 @contextmanager
@@ -34,7 +36,9 @@ def playing(play: Play) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            headers.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
+            headers.append(
+                {"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}
+            )
             count = seen[body] = seen.get(body, -1) + 1
             answer = play(count, json.loads(body))
             if answer is None:
@@ -84,23 +88,40 @@ def test_a_body_means_the_same_to_engine_and_server(tmp_path: Path) -> None:
     chat = {**common, "messages": [{"role": "user", "content": "hi"}]}
     bodies = [
         ("completions", {**common, "prompt": "sea", "logprobs": 2, "echo": True, "n": 2}),
-        ("completions", {**common, "prompt": "sea", "structured_outputs": {"choice": ["left", "right"]}}),
+        (
+            "completions",
+            {**common, "prompt": "sea", "structured_outputs": {"choice": ["left", "right"]}},
+        ),
         ("completions", {**common, "prompt": "sea", "stop": ["a", "e"]}),
-        ("completions", {**common, "prompt": "sea", "max_tokens": 10**6, "truncate_prompt_tokens": -1}),
+        (
+            "completions",
+            {**common, "prompt": "sea", "max_tokens": 10**6, "truncate_prompt_tokens": -1},
+        ),
         ("completions", {**common, "prompt": "sea", "top_k": "many"}),
         ("chat/completions", {**chat, "top_logprobs": 1, "logprobs": True}),
         ("chat/completions", {**chat, "messages": [{"role": "nobody", "content": "hi"}]}),
         ("chat/completions", {**chat, "model": "other"}),
     ]
     lines = [
-        json.dumps({"custom_id": str(i), "method": "POST", "url": f"/v1/{url}", "body": body}).encode()
+        json.dumps(
+            {"custom_id": str(i), "method": "POST", "url": f"/v1/{url}", "body": body}
+        ).encode()
         for i, (url, body) in enumerate(bodies)
     ]
     source = write(tmp_path / "in.jsonl", lines)
     with running() as server:
         over_http = run(source, tmp_path / "http.jsonl", "--base-url", f"{server.url}/v1/")
     in_process = run(source, tmp_path / "here.jsonl")
-    assert [row["response"]["status_code"] for row in in_process] == [200, 200, 200, 400, 400, 200, 400, 404]
+    assert [row["response"]["status_code"] for row in in_process] == [
+        200,
+        200,
+        200,
+        400,
+        400,
+        200,
+        400,
+        404,
+    ]
     assert list(map(plain, over_http)) == list(map(plain, in_process))
 
 
@@ -127,16 +148,26 @@ def test_what_passes_is_tried_again_and_all_else_is_a_row(tmp_path: Path) -> Non
     with playing(play) as (url, headers):
         flags = ("--base-url", url, "--max-retries", "2", "--api-key-file", str(tmp_path / "key"))
         result = run_batch(settings(source, output, *flags)).result
-    rows = {row["custom_id"]: row["response"] for row in map(json.loads, output.read_bytes().splitlines())}
+    rows = {
+        row["custom_id"]: row["response"]
+        for row in map(json.loads, output.read_bytes().splitlines())
+    }
     assert {name: row["status_code"] for name, row in rows.items()} == {
         **{"fine": 200, "busy": 200, "broken": 200, "cut": 200},
         **{"wrong": 422, "hopeless": 500, "down": 503},
     }
-    assert [rows[name]["request_id"] for name in names[:4]] == ["r-fine-0", "r-busy-1", "r-broken-1", "r-cut-1"]
+    assert [rows[name]["request_id"] for name in names[:4]] == [
+        "r-fine-0",
+        "r-busy-1",
+        "r-broken-1",
+        "r-cut-1",
+    ]
     assert rows["down"]["body"]["error"]["code"] == "no_json"
     assert result["errors"] == {"422": 1, "500 generation_failed": 1, "503 no_json": 1}
     assert (result["retries"], result["completion_tokens"]) == (5, 8)
-    assert {(one["authorization"], one["path"]) for one in headers} == {("Bearer secret", "/v1/completions")}
+    assert {(one["authorization"], one["path"]) for one in headers} == {
+        ("Bearer secret", "/v1/completions")
+    }
 
 
 def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> None:
@@ -159,11 +190,15 @@ def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> No
     assert rows[0]["response"]["body"]["error"]["code"] == "connection_lost"
 
 
-def test_connections_beyond_the_limit_of_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_beyond_the_limit_of_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the run would end with a server that does not answer."""
     source, output = write(tmp_path / "in.jsonl", prompts("1")), tmp_path / "out.jsonl"
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
-    with pytest.raises(ConfigError, match=r"must be at most \d+, since the limit of open files is 1024") as error:
+    with pytest.raises(
+        ConfigError, match=r"must be at most \d+, since the limit of open files is 1024"
+    ) as error:
         run(source, output, "--base-url", "http://localhost:1", "--concurrency", "1020")
     assert error.value.param == "concurrency" and not output.exists()
 
@@ -185,7 +220,10 @@ def test_a_server_that_is_gone_ends_the_run_which_goes_on_later(tmp_path: Path) 
     def play(count: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes] | None:
         return None if is_gone and body["prompt"] == "3" else (200, {}, OK)
 
-    source, output = write(tmp_path / "in.jsonl", prompts("1", "2", "3", "4")), tmp_path / "out.jsonl"
+    source, output = (
+        write(tmp_path / "in.jsonl", prompts("1", "2", "3", "4")),
+        tmp_path / "out.jsonl",
+    )
     with playing(play) as (url, _):
         flags = ("--base-url", url, "--max-retries", "1", "--concurrency", "1")
         with pytest.raises(EngineError, match="does not answer"):

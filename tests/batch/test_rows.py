@@ -14,12 +14,17 @@ from orca_jax.batch import input as input_module
 from orca_jax.batch import rows
 from orca_jax.batch.input import check_readable, examine, read_lines
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 from tests.project.source import ROOT
 from tests.run.examples import holds_for
 
 READER = RowReader("jsonl", "m", {"max_tokens": 5})
-GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "x"}}
+GOOD: dict[str, Any] = {
+    "custom_id": "a",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"model": "x"},
+}
 
 
 def without(name: str) -> dict[str, Any]:
@@ -41,7 +46,11 @@ def test_a_prompt_becomes_a_body() -> None:
     assert json.loads(row.body) == {"model": "m", "max_tokens": 9, "prompt": [1, 2], "top_k": 3}
     text = RowReader("text", "m", {"max_tokens": 5}).read(2, b'{"no": "JSON"} here ')
     assert isinstance(text, Row)
-    assert json.loads(text.body) == {"model": "m", "max_tokens": 5, "prompt": '{"no": "JSON"} here '}
+    assert json.loads(text.body) == {
+        "model": "m",
+        "max_tokens": 5,
+        "prompt": '{"no": "JSON"} here ',
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,9 @@ def test_a_prompt_becomes_a_body() -> None:
         ({**GOOD, "prompt": "x"}, "unknown_parameter", "prompt", "a"),
     ],
 )
-def test_what_is_wrong_is_named(text: Any, code: str, param: str | None, custom_id: str | None) -> None:
+def test_what_is_wrong_is_named(
+    text: Any, code: str, param: str | None, custom_id: str | None
+) -> None:
     bad = READER.read(3, None if text is None else line(text))
     assert isinstance(bad, BadLine), bad
     assert (bad.line, bad.code, bad.param, bad.custom_id) == (3, code, param, custom_id)
@@ -92,8 +103,13 @@ def test_every_line_is_a_row_or_says_why_not(text: bytes) -> None:
         assert isinstance(json.loads(read.body), dict)
 
 
-@given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), min_size=1), st.booleans())
-def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], ends: bool) -> None:
+@given(
+    st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), min_size=1),
+    st.booleans(),
+)
+def test_lines_are_those_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], ends: bool
+) -> None:
     path = tmp_path_factory.mktemp("lines") / "in"
     data = b"\n".join(lines) + b"\n" * ends
     path.write_bytes(data)
@@ -111,11 +127,18 @@ def test_a_long_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(input_module, "MAX_LINE_BYTES", 10)
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10 + b"\r\n" + b"x" * 11 + b"\n" + b"x" * 3_000_000 + b"\nend")
-    assert list(read_lines(examine(path, lambda done, total: None))) == [b"x" * 10, None, None, b"end"]
+    assert list(read_lines(examine(path, lambda done, total: None))) == [
+        b"x" * 10,
+        None,
+        None,
+        b"end",
+    ]
 
 
 @pytest.mark.parametrize("change", ["edited", "shorter", "longer", "replaced"])
-def test_a_change_of_the_input_is_noticed_before_a_line_of_it_is_used(tmp_path: Path, change: str) -> None:
+def test_a_change_of_the_input_is_noticed_before_a_line_of_it_is_used(
+    tmp_path: Path, change: str
+) -> None:
     """Also one of equal length and time of modification."""
     path, line = tmp_path / "in", b"x" * 99 + b"\n"
     path.write_bytes(line * 40_000)
@@ -135,7 +158,9 @@ def test_a_change_of_the_input_is_noticed_before_a_line_of_it_is_used(tmp_path: 
         case "replaced":
             path.write_bytes(b"y" * 99 + b"\n")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(ConfigError, match=r"was changed while it was read; .* start again with --overwrite") as error:
+    with pytest.raises(
+        ConfigError, match=r"was changed while it was read; .* start again with --overwrite"
+    ) as error:
         read.extend(lines)
     assert error.value.param == "input" and set(read) == {line[:-1]} and len(read) < 40_000
 
@@ -147,5 +172,10 @@ def test_the_documentation_shows_rows_and_names_the_errors() -> None:
     for shown in block[1].splitlines():
         assert isinstance(READER.read(3, shown.encode()), Row), shown
     written = Path(rows.__file__).read_text(encoding="utf-8")
-    codes = {*re.findall(r'_Wrong\("(\w+)"', written), *re.findall(r'row.custom_id, "(\w+)"', written)}
-    assert codes == set(re.findall(r"`([a-z0-9]+_[a-z_0-9]+)`", text[text.index("Codes are") :].split("\n- ")[0]))
+    codes = {
+        *re.findall(r'_Wrong\(\s*"(\w+)"', written),
+        *re.findall(r'row.custom_id, "(\w+)"', written),
+    }
+    assert codes == set(
+        re.findall(r"`([a-z0-9]+_[a-z_0-9]+)`", text[text.index("Codes are") :].split("\n- ")[0])
+    )

@@ -17,8 +17,8 @@ from orca_jax.batch.args import parse_args
 from orca_jax.batch.output import old_path
 from orca_jax.batch.record import record_path
 from orca_jax.batch.run import run_batch
-from orca_jax.errors import ConfigError, EngineError
 from orca_jax.sim.toy import ToyExecutor
+from orca_jax.values.errors import ConfigError, EngineError
 from tests.batch.world import (
     BAD,
     MODEL,
@@ -39,7 +39,10 @@ from tests.text.hostile import PANICS, write_hostile_tokenizer
 
 @pytest.mark.parametrize(
     ("num_rows", "every", "num_kills"),
-    [(400, 20, 2), pytest.param(10_000, 100, 20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [
+        (400, 20, 2),
+        pytest.param(10_000, 100, 20, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
 )
 def test_killed_and_resumed(tmp_path: Path, num_rows: int, every: int, num_kills: int) -> None:
     lines = mixed_lines(num_rows, every)
@@ -66,7 +69,10 @@ def test_interrupted_by_a_signal(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert told.endswith(b"interrupted; run the same command again to resume\n") and b"Traceback" not in told
+    assert (
+        told.endswith(b"interrupted; run the same command again to resume\n")
+        and b"Traceback" not in told
+    )
     rows = run(source, output)
     assert [row["custom_id"] for row in rows] == [f"row-{number}" for number in range(1, 41)]
 
@@ -76,7 +82,9 @@ def test_in_the_order_of_ends(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     rows = run(source, output, "--order", "finished", "--max-num-seqs", "8")
     ids = [row["custom_id"] for row in rows]
-    assert ids.index("row-1") > 10 and sorted(ids) == sorted(f"row-{number}" for number in range(1, 200))
+    assert ids.index("row-1") > 10 and sorted(ids) == sorted(
+        f"row-{number}" for number in range(1, 200)
+    )
     # What a killed process leaves, and then the rest.
     whole = output.read_bytes().splitlines(keepends=True)
     output.write_bytes(b"".join(whole[:50]) + whole[50][:30])
@@ -86,7 +94,12 @@ def test_in_the_order_of_ends(tmp_path: Path) -> None:
 
 def test_prompts_in_objects_and_in_plain_text(tmp_path: Path) -> None:
     body = '{"max_tokens": 3, "temperature": 0, "ignore_eos": true, "return_token_ids": true}'
-    rows = run(write(tmp_path / "in.txt", [b"One", "Zwölf".encode()]), tmp_path / "out.jsonl", "--body", body)
+    rows = run(
+        write(tmp_path / "in.txt", [b"One", "Zwölf".encode()]),
+        tmp_path / "out.jsonl",
+        "--body",
+        body,
+    )
     assert [row["custom_id"] for row in rows] == ["line-1", "line-2"]
     ids = [row["response"]["body"]["choices"][0]["token_ids"] for row in rows]
     assert ids == [toy_ids("One", 3), toy_ids("Zwölf", 3)]
@@ -98,7 +111,11 @@ def test_prompts_in_objects_and_in_plain_text(tmp_path: Path) -> None:
 
 
 def test_what_only_the_engine_can_refuse_is_a_row(tmp_path: Path) -> None:
-    texts = [{"prompt": "x", "stream": True}, {"prompt": "x", "structured_outputs": {"regex": "("}}, {"prompt": ""}]
+    texts = [
+        {"prompt": "x", "stream": True},
+        {"prompt": "x", "structured_outputs": {"regex": "("}},
+        {"prompt": ""},
+    ]
     lines = [json.dumps(text).encode() for text in texts]
     rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
     errors = [row["response"]["body"]["error"] for row in rows]
@@ -108,22 +125,30 @@ def test_what_only_the_engine_can_refuse_is_a_row(tmp_path: Path) -> None:
 
 
 def test_ignored_fields_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = [b'{"prompt": "x", "max_tokens": 1, "store": true}'] * 2 + [b'{"prompt": "x", "max_tokens": 1, "top_z": 1}']
+    lines = [b'{"prompt": "x", "max_tokens": 1, "store": true}'] * 2 + [
+        b'{"prompt": "x", "max_tokens": 1, "top_z": 1}'
+    ]
     rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
     assert [row["response"]["status_code"] for row in rows] == [200, 200, 400]
-    assert [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()] == [
-        "line 1: these fields are ignored, here and in later lines: store"
-    ]
+    assert [
+        record.getMessage() for record in caplog.records if "ignored" in record.getMessage()
+    ] == ["line 1: these fields are ignored, here and in later lines: store"]
     rows = run(tmp_path / "in.jsonl", tmp_path / "out2.jsonl", "--unknown-fields", "ignore")
-    assert [row["response"]["status_code"] for row in rows] == [200] * 3 and "lines: top_z" in caplog.text
+    assert [row["response"]["status_code"] for row in rows] == [
+        200
+    ] * 3 and "lines: top_z" in caplog.text
 
 
 def test_a_panic_of_the_tokenizer_is_a_row_and_the_rest_is_answered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = write_hostile_tokenizer(tmp_path / "model")
-    lines = [json.dumps({"prompt": text, "max_tokens": 2}).encode() for text in ("ab", PANICS, "bx")]
-    rows = run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", "--tokenizer", tokenizer)
+    lines = [
+        json.dumps({"prompt": text, "max_tokens": 2}).encode() for text in ("ab", PANICS, "bx")
+    ]
+    rows = run(
+        write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", "--tokenizer", tokenizer
+    )
     assert [row["response"]["status_code"] for row in rows] == [200, 400, 200]
     error = rows[1]["response"]["body"]["error"]
     assert (error["param"], "the tokenizer fails" in error["message"]) == ("prompt", True)
@@ -138,14 +163,18 @@ def test_done_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (result["rows"], result["completion_tokens"], result["errors"]) == (1, 2, {})
     assert result["mean_batch_size"] == 1.0 and result["output_tokens_per_s"] > 0
-    assert main([*flags, "--body", " { } "]) == 0 and output.read_bytes() == before  # the same settings
+    # the same settings
+    assert main([*flags, "--body", " { } "]) == 0 and output.read_bytes() == before
 
 
 @pytest.fixture(scope="module")
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an input of three lines and an output of two rows; to be copied."""
     folder = tmp_path_factory.mktemp("half")
-    source, output = write(folder / "in.jsonl", [good_line(number, 1) for number in (1, 2, 3)]), folder / "out.jsonl"
+    source, output = (
+        write(folder / "in.jsonl", [good_line(number, 1) for number in (1, 2, 3)]),
+        folder / "out.jsonl",
+    )
     run(source, output)
     output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:2]))
     return folder
@@ -164,7 +193,9 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("id", "output", "another custom_id"),
     ],
 )
-def test_another_run_may_not_go_on(half_done: Path, tmp_path: Path, change: str, param: str, words: str) -> None:
+def test_another_run_may_not_go_on(
+    half_done: Path, tmp_path: Path, change: str, param: str, words: str
+) -> None:
     shutil.copytree(half_done, tmp_path, dirs_exist_ok=True)
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     record = record_path(output)
@@ -206,7 +237,9 @@ def test_beginning_again(half_done: Path, tmp_path: Path) -> None:
     assert old_path(output).read_bytes().startswith(before)
 
 
-@pytest.mark.parametrize("flags", [("--model", "/no/such"), ("--max-num-batched-tokens", "0"), ("--body", "[]")])
+@pytest.mark.parametrize(
+    "flags", [("--model", "/no/such"), ("--max-num-batched-tokens", "0"), ("--body", "[]")]
+)
 @pytest.mark.parametrize("overwrites", [True, False])
 def test_a_wrong_setting_changes_no_file(
     half_done: Path, tmp_path: Path, flags: tuple[str, ...], overwrites: bool
@@ -217,7 +250,16 @@ def test_a_wrong_setting_changes_no_file(
     output.write_bytes(output.read_bytes() + b"half a row")
     for place in (output, tmp_path / "another.jsonl"):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        argv = ["-i", str(tmp_path / "in.jsonl"), "-o", str(place), "--model", MODEL, "--no-progress", *flags]
+        argv = [
+            "-i",
+            str(tmp_path / "in.jsonl"),
+            "-o",
+            str(place),
+            "--model",
+            MODEL,
+            "--no-progress",
+            *flags,
+        ]
         assert main([*argv, *(["--overwrite"] if overwrites else [])]) == 2
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -253,7 +295,10 @@ def test_files_of_a_run_are_different_files(half_done: Path, tmp_path: Path) -> 
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", [good_line(1, 1), good_line(2, 2000)]), tmp_path / "out.jsonl"
+    source, output = (
+        write(tmp_path / "in.jsonl", [good_line(1, 1), good_line(2, 2000)]),
+        tmp_path / "out.jsonl",
+    )
     process = start(source, output)
     try:
         while not count_lines(output):
@@ -268,7 +313,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_an_engine_that_fails_ends_the_run_and_spoils_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write(tmp_path / "in.jsonl", [good_line(number, 1 + number) for number in range(1, 100)])
+    source = write(
+        tmp_path / "in.jsonl", [good_line(number, 1 + number) for number in range(1, 100)]
+    )
     output, collect = tmp_path / "out.jsonl", ToyExecutor.collect
 
     def fail(executor: ToyExecutor, handle: Any) -> Any:
@@ -278,10 +325,23 @@ def test_an_engine_that_fails_ends_the_run_and_spoils_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(ToyExecutor, "collect", fail)
-        flags = ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", "--max-num-seqs", "4"]
+        flags = [
+            "-i",
+            str(source),
+            "-o",
+            str(output),
+            "--model",
+            MODEL,
+            "--no-progress",
+            "--max-num-seqs",
+            "4",
+        ]
         assert main(flags) == 1
         assert capsys.readouterr().err == "error: the engine failed: out of luck\n"
         assert main([*flags, "--overwrite", "-o", str(tmp_path / "other.jsonl")]) == 1
-    assert capsys.readouterr().err == "error: the engine failed: out of luck; leave out --overwrite to resume\n"
+    assert (
+        capsys.readouterr().err
+        == "error: the engine failed: out of luck; leave out --overwrite to resume\n"
+    )
     assert 0 < count_lines(output) < 99
     assert [kind_of(row) for row in run(source, output)] == [None] * 99

@@ -13,7 +13,7 @@ from typing import Any
 from orca_jax.batch.args import parse_args
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.run import run_batch
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 from tests.sim.oracle import toy_generate
 from tests.text.lasting import lasting_template
 
@@ -60,7 +60,9 @@ def check_mixed(output: Path, lines: Sequence[bytes], every: int) -> None:
     data = output.read_bytes()
     assert data.endswith(b"\n")
     rows = [json.loads(line) for line in data.splitlines()]
-    assert [row["id"].rpartition("_")[2] for row in rows] == [str(number) for number in range(1, len(lines) + 1)]
+    assert [row["id"].rpartition("_")[2] for row in rows] == [
+        str(number) for number in range(1, len(lines) + 1)
+    ]
     kinds = list(BAD)
     for number, row in enumerate(rows, start=1):
         if number > 1 and number % every == 0:
@@ -92,23 +94,38 @@ def write(path: Path, lines: Sequence[bytes]) -> Path:
 
 
 def settings(source: Path, output: Path, *flags: str) -> BatchConfig:
-    return parse_args(["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", *flags])
+    return parse_args(
+        ["-i", str(source), "-o", str(output), "--model", MODEL, "--no-progress", *flags]
+    )
 
 
 def run(source: Path, output: Path, *flags: str) -> list[dict[str, Any]]:
     """The rows of a run in this process."""
     with lasting_template():
         run_batch(settings(source, output, *flags))
-    return [json.loads(line) for line in output.read_bytes().splitlines()]  # texts may hold what breaks lines of str
+    # texts may hold what breaks lines of str
+    return [json.loads(line) for line in output.read_bytes().splitlines()]
 
 
 def start(source: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "orca_jax.batch", "-i", str(source), "-o", str(output), "--model", MODEL]
+    command = [
+        sys.executable,
+        "-m",
+        "orca_jax.batch",
+        "-i",
+        str(source),
+        "-o",
+        str(output),
+        "--model",
+        MODEL,
+    ]
     return subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def kill_within(process: subprocess.Popen[bytes], output: Path, rows: int, chance: random.Random) -> None:
+def kill_within(
+    process: subprocess.Popen[bytes], output: Path, rows: int, chance: random.Random
+) -> None:
     """SIGKILL at a random moment after some of the next `rows` rows were written, or when the process has ended."""
     lines = count_lines(output) + chance.randrange(rows)
     deadline = time.monotonic() + 120

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.measure import PassResult, run_workload, summarize
-from orca_jax.bench.workload.generate import make_workload
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.reporting import percentile
+from orca_jax.helpers.reporting import percentile
+from orca_jax.tools.bench.__main__ import main
+from orca_jax.tools.bench.measure import PassResult, run_workload, summarize
+from orca_jax.tools.bench.workload.generate import make_workload
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 
 REQUIRED = {
     "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "median_normalized_latency_ms", "p99_ttft_ms",
@@ -36,14 +36,24 @@ def test_lengths_depend_on_the_seed_and_not_on_the_rate() -> None:
         return [(len(request.prompt_ids), request.num_output) for request in trace]
 
     assert lengths(0, None) == lengths(0, 3.0) != lengths(1, None)
-    assert {r.arrival for r in make_workload("orca", num_requests=5, vocab_size=9, seed=0, rate=None)} == {0.0}
+    assert {
+        r.arrival for r in make_workload("orca", num_requests=5, vocab_size=9, seed=0, rate=None)
+    } == {0.0}
 
 
 @pytest.mark.parametrize(
-    ("change", "param"), [({"name": "gone"}, "trace"), ({"num_requests": 0}, "num_requests"), ({"rate": 0.0}, "rate")]
+    ("change", "param"),
+    [({"name": "gone"}, "trace"), ({"num_requests": 0}, "num_requests"), ({"rate": 0.0}, "rate")],
 )
 def test_workloads_with_wrong_settings(change: dict[str, object], param: str) -> None:
-    settings = {"name": "orca", "num_requests": 1, "vocab_size": 9, "seed": 0, "rate": None, **change}
+    settings = {
+        "name": "orca",
+        "num_requests": 1,
+        "vocab_size": 9,
+        "seed": 0,
+        "rate": None,
+        **change,
+    }
     with pytest.raises(ConfigError) as error:
         make_workload(**settings)  # type: ignore[arg-type]
     assert error.value.param == param
@@ -55,7 +65,9 @@ def test_one_prompt_in_eight_is_long_in_the_mix() -> None:
     long = [length for length in inputs if length > 512]
     assert (min(long), max(long), min(inputs)) == (768, 896, 32)
     assert len(long) / 2000 == pytest.approx(1 / 8, rel=0.1)
-    assert max(len(request.prompt_ids) + request.num_output for request in trace) <= 1024, "GPT-2's positions"
+    assert max(len(request.prompt_ids) + request.num_output for request in trace) <= 1024, (
+        "GPT-2's positions"
+    )
 
 
 def test_inter_token_latencies_by_hand() -> None:
@@ -65,10 +77,18 @@ def test_inter_token_latencies_by_hand() -> None:
 
 def test_every_token_has_its_time() -> None:
     built = build_engine(EngineConfig(model="preset:toy", scheduler="chunked", max_num_seqs=4))
-    run = run_workload(built.engine, make_workload("orca", num_requests=6, vocab_size=257, seed=0, rate=None))
-    assert [len(times) for times in run.token_times] == [request.num_output for request in run.workload]
+    run = run_workload(
+        built.engine, make_workload("orca", num_requests=6, vocab_size=257, seed=0, rate=None)
+    )
+    assert [len(times) for times in run.token_times] == [
+        request.num_output for request in run.workload
+    ]
     for times, metrics in zip(run.token_times, run.metrics, strict=True):
-        assert times == sorted(times) and metrics.first_token <= times[0] and metrics.finished <= times[-1]
+        assert (
+            times == sorted(times)
+            and metrics.first_token <= times[0]
+            and metrics.finished <= times[-1]
+        )
     assert summarize(run)["p99_itl_ms"] == pytest.approx(1e3 * percentile(run.gaps, 99))
 
 
@@ -79,7 +99,10 @@ def test_percentiles_by_hand() -> None:
 
 
 def test_offline_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["offline", "--model", "preset:toy", "--num-requests", "12", "--max-num-seqs", "4"]) == 0
+    assert (
+        main(["offline", "--model", "preset:toy", "--num-requests", "12", "--max-num-seqs", "4"])
+        == 0
+    )
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result.keys() >= REQUIRED
     trace = make_workload("orca", num_requests=12, vocab_size=257, seed=0, rate=None)

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from orca_jax.bench.replay import replay
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup
-from orca_jax.errors import ConfigError
-from orca_jax.request import SamplingParams
 from orca_jax.sim.cost import LinearCost, padded, windows_of, work_of
-from orca_jax.timeline.fit import SOUND, fit_cost
 from orca_jax.timeline.read import Timeline, figures, token_times
 from orca_jax.timeline.writer import IterationRecord
+from orca_jax.tools.bench.replay import replay
+from orca_jax.tools.timeline.fit import SOUND, fit_cost
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import Shape, groups_of
 from tests.timeline.traced import ONE, TracedLab, batches
 
@@ -24,8 +24,15 @@ LABS = {
     "request_level": {"name": "request_level", "max_bs": 3, "n_slots": 50},
     "chunked": {"max_bs": 3, "shape": ONE._replace(budget=6)},
     "chunked, overlapped": {"max_bs": 3, "shape": ONE._replace(budget=6, depth=2)},
-    "chunked, few pages": {"max_bs": 4, "page_size": 2, "shape": ONE._replace(budget=8, num_pages=9, depth=2)},
-    "chunked, many ahead": {"max_bs": 2, "shape": ONE._replace(budget=8, depth=4, check_in_interval=3)},
+    "chunked, few pages": {
+        "max_bs": 4,
+        "page_size": 2,
+        "shape": ONE._replace(budget=8, num_pages=9, depth=2),
+    },
+    "chunked, many ahead": {
+        "max_bs": 2,
+        "shape": ONE._replace(budget=8, depth=4, check_in_interval=3),
+    },
     "chunked, prefixes": {"max_bs": 2, "page_size": 2, "shape": Shape(budget=8, depth=2)},
 }
 
@@ -41,7 +48,9 @@ def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
     again = replay(run, run.head.config, COST)
     assert batches(again) == batches(run)
     for name in ("preempted", "held", "free_pages", "waiting"):
-        assert [getattr(i, name) for i in again.iterations] == [getattr(i, name) for i in run.iterations], name
+        assert [getattr(i, name) for i in again.iterations] == [
+            getattr(i, name) for i in run.iterations
+        ], name
     assert [(n, end.generated, end.cached) for n, end in again.ends.items()] == [
         (n, end.generated, end.cached) for n, end in run.ends.items()
     ]
@@ -73,7 +82,12 @@ def test_a_replay_has_the_recorded_states() -> None:
     again = replay(run, run.head.config, COST)
     assert batches(again) == batches(run) and (0, 0, 20) in batches(run)[0]
     assert again.head.cache.num_states == 7
-    assert replay(run, dataclasses.replace(run.head.config, max_num_seqs=9), COST).head.cache.num_states == 18
+    assert (
+        replay(
+            run, dataclasses.replace(run.head.config, max_num_seqs=9), COST
+        ).head.cache.num_states
+        == 18
+    )
 
 
 def test_the_fit_knows_windows() -> None:
@@ -82,7 +96,9 @@ def test_the_fit_knows_windows() -> None:
     run = synthetic(LinearCost(5e-3, 4e-5, 3e-7), windows)
     fit = fit_cost(run)
     assert fit.cost.per_pair == pytest.approx(3e-7) and fit.r_squared == pytest.approx(1)
-    run.head = dataclasses.replace(run.head, cache=dataclasses.replace(run.head.cache, groups=ONE_GROUP))
+    run.head = dataclasses.replace(
+        run.head, cache=dataclasses.replace(run.head.cache, groups=ONE_GROUP)
+    )
     assert fit_cost(run).cost.per_pair < 1e-7
 
 
@@ -103,7 +119,9 @@ def test_virtual_time_by_hand() -> None:
     arrival = again.arrivals[0].at
     assert shown["p99_inter_token_ms"] == pytest.approx(1750)
     assert shown["median_ttft_ms"] == pytest.approx(1e3 * (start + 3.25 - arrival))
-    assert shown["median_normalized_latency_ms"] == pytest.approx(1e3 * (start + 6.75 - arrival) / 3)
+    assert shown["median_normalized_latency_ms"] == pytest.approx(
+        1e3 * (start + 6.75 - arrival) / 3
+    )
 
 
 def test_overlap_hides_the_host() -> None:
@@ -117,12 +135,20 @@ def test_overlap_hides_the_host() -> None:
 def test_another_scheduler_and_a_late_arrival() -> None:
     """B arrives during the prompt of A, which runs whole under `orca`, and in chunks of 4 under `chunked`."""
     run = alone(12, 2)
-    late = dataclasses.replace(run.arrivals[0], n=1, request_id="B", at=run.iterations[0].selected + 0.5, prompt=2)
+    late = dataclasses.replace(
+        run.arrivals[0], n=1, request_id="B", at=run.iterations[0].selected + 0.5, prompt=2
+    )
     run.arrivals[1], run.ends[1] = late, dataclasses.replace(run.ends[0], n=1)
     config = dataclasses.replace(run.head.config, max_num_seqs=2, max_num_batched_tokens=4)
     chunked = replay(run, config, COST)
     orca = replay(run, dataclasses.replace(config, scheduler="orca"), COST)
-    assert batches(chunked) == [[(0, 0, 4)], [(0, 4, 4)], [(0, 8, 4)], [(0, 12, 1), (1, 0, 2)], [(1, 2, 1)]]
+    assert batches(chunked) == [
+        [(0, 0, 4)],
+        [(0, 4, 4)],
+        [(0, 8, 4)],
+        [(0, 12, 1), (1, 0, 2)],
+        [(1, 2, 1)],
+    ]
     assert batches(orca) == [[(0, 0, 12)], [(0, 12, 1), (1, 0, 2)], [(1, 2, 1)]]
     assert chunked.arrivals[1].at == orca.arrivals[1].at == late.at
 
@@ -156,7 +182,9 @@ def test_nothing_to_replay() -> None:
         replay(run, run.head.config, COST)
 
 
-def synthetic(cost: LinearCost, groups: tuple[LayerGroup, ...] = ONE_GROUP, count: int = 40) -> Timeline:
+def synthetic(
+    cost: LinearCost, groups: tuple[LayerGroup, ...] = ONE_GROUP, count: int = 40
+) -> Timeline:
     """A timeline with device times by `cost`, and 2 ms of the host per iteration."""
     run, draw = alone(3, 1, groups), random.Random(0)
     run.iterations.clear()
@@ -164,11 +192,26 @@ def synthetic(cost: LinearCost, groups: tuple[LayerGroup, ...] = ONE_GROUP, coun
         increments = [(n, draw.randint(1, 500)) for n in range(draw.randint(1, 30))]
         chunks = [(50, draw.randint(0, 200), draw.randint(2, 300), True)][: draw.randint(0, 1)]
         tokens = len(increments) + sum(size for _, _, size, _ in chunks)
-        members = [(s, 1, True) for _, s in increments] + [(s, size, False) for _, s, size, _ in chunks]
+        members = [(s, 1, True) for _, s in increments] + [
+            (s, size, False) for _, s, size, _ in chunks
+        ]
         work = work_of(members, windows=windows_of(groups))
         (seconds,) = cost.stages(work._replace(padding=7), 1)
-        times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
-        counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}
+        times = {
+            "selected": 0.0,
+            "planned": 0.0015,
+            "submitted": 0.002,
+            "device": seconds,
+            "update": 0.0005,
+        }
+        counts = {
+            "tokens": tokens,
+            "padding": 7,
+            "launches": 1,
+            "running": 0,
+            "waiting": 0,
+            "free_pages": 0,
+        }
         run.iterations.append(IterationRecord(number, increments=increments, chunks=chunks, repeats=[], preempted=[],
                                         held=None, **times, **counts))  # fmt: skip
     return run
@@ -184,7 +227,10 @@ def test_the_fit_finds_the_cost(weights: tuple[float, float, float]) -> None:
 
 def test_no_work_has_a_negative_price() -> None:
     fit = fit_cost(synthetic(LinearCost(0.1, -1e-4, 1e-6)))
-    assert min(fit.cost.per_iteration, fit.cost.per_token, fit.cost.per_pair) >= 0 and fit.r_squared < 1
+    assert (
+        min(fit.cost.per_iteration, fit.cost.per_token, fit.cost.per_pair) >= 0
+        and fit.r_squared < 1
+    )
 
 
 def test_a_fit_without_explanatory_power_has_a_warning() -> None:
@@ -207,10 +253,18 @@ def test_work_is_counted_with_its_padding() -> None:
 
 def shortest_of(run: Timeline, predictor: str, recorded: str = "bound") -> list[int]:
     """The prompt lengths in the order of execution on a single row, in a replay by predicted length."""
-    head = dataclasses.replace(run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded))
-    config = dataclasses.replace(head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1)
+    head = dataclasses.replace(
+        run.head, config=dataclasses.replace(run.head.config, length_predictor=recorded)
+    )
+    config = dataclasses.replace(
+        head.config, scheduling_policy="shortest", length_predictor=predictor, max_num_seqs=1
+    )
     again = replay(dataclasses.replace(run, head=head), config, COST)
-    order = [n for iteration in again.iterations for n, *_ in batches(Timeline(again.head, iterations=[iteration]))[0]]
+    order = [
+        n
+        for iteration in again.iterations
+        for n, *_ in batches(Timeline(again.head, iterations=[iteration]))[0]
+    ]
     return [again.arrivals[n].prompt for n in dict.fromkeys(order)]
 
 
@@ -218,10 +272,17 @@ def test_the_oracle_has_the_recorded_lengths() -> None:
     """Prompts of 3, 2 and 1 tokens with at most 9, 8 and 7 generated ones; 1, 3 and 2 were generated."""
     run = alone(3, 9)
     for n, prompt, generated, said in ((0, 3, 1, 5.0), (1, 2, 3, 1.0), (2, 1, 2, 3.0)):
-        arrival = dataclasses.replace(run.arrivals[0], n=n, prompt=prompt, max_tokens=9 - n, predicted=said)
-        run.arrivals[n], run.ends[n] = arrival, dataclasses.replace(run.ends[0], n=n, generated=generated)
+        arrival = dataclasses.replace(
+            run.arrivals[0], n=n, prompt=prompt, max_tokens=9 - n, predicted=said
+        )
+        run.arrivals[n], run.ends[n] = (
+            arrival,
+            dataclasses.replace(run.ends[0], n=n, generated=generated),
+        )
     assert shortest_of(run, "bound") == [1, 2, 3]
     assert shortest_of(run, "oracle") == [3, 1, 2]
-    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], "its predictions are in the timeline"
+    assert shortest_of(run, "/a/ranker", recorded="/a/ranker") == [2, 1, 3], (
+        "its predictions are in the timeline"
+    )
     with pytest.raises(ConfigError, match="length_predictor"):
         shortest_of(run, "/a/ranker")

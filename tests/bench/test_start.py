@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.start import ServerStart, medians, size_of
-from orca_jax.startup import START_PHASES
+from orca_jax.tools.bench.__main__ import main
+from orca_jax.tools.bench.start import ServerStart, medians, size_of
+from orca_jax.values.startup import START_PHASES
 
 
 def test_medians_are_of_each_figure() -> None:
-    starts = [ServerStart(n, 9 - n, 0.5, 16, 12, {"import": n, "load": 2 * n}, n) for n in (1.0, 5.0, 2.0)]
+    starts = [
+        ServerStart(n, 9 - n, 0.5, 16, 12, {"import": n, "load": 2 * n}, n) for n in (1.0, 5.0, 2.0)
+    ]
     assert medians(starts) == {
         "ready_s": 2, "first_token_s": 7, "load_average": 0.5, "programs": 16, "from_cache": 12, "reported_s": 2,
         "processor_s": 0, "resident_gb": 0, "peak_gb": 0, "served_gb": 0, "phases": {"import": 2, "load": 4},
@@ -32,7 +34,14 @@ def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
         assert figures["ready_s"] < figures["first_token_s"]
         if sys.platform == "linux":  # two processes of Python at least
             assert figures["processor_s"] > 0.2
-            assert 0.02 < figures["resident_gb"] <= figures["peak_gb"] < 2 > figures["served_gb"] > 0.02
+            assert (
+                0.02
+                < figures["resident_gb"]
+                <= figures["peak_gb"]
+                < 2
+                > figures["served_gb"]
+                > 0.02
+            )
         assert [start["phases"] for start in result["starts"][kind]] == [figures["phases"]]
     assert result["cache_bytes"] == 0 and result["config"]["server_flags"] == flags
     assert isinstance(result["hardware"]["cpu_flags"], list)
@@ -51,7 +60,9 @@ def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
         ),
     ],
 )
-def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_errors(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["start", *flags]) == 2
     assert message in capsys.readouterr().err
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.workload.generate import WorkloadRequest, make_workload
-from orca_jax.errors import ConfigError
+from orca_jax.tools.bench.workload.generate import WorkloadRequest, make_workload
+from orca_jax.values.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 23:59:58.0000000,100,10
@@ -22,7 +22,14 @@ MOONCAKE = """{"timestamp": 0, "input_length": 1100, "output_length": 64, "hash_
 def read(tmp_path: Path, name: str, text: str, **settings: object) -> list[WorkloadRequest]:
     path = tmp_path / "data"
     path.write_text(text, encoding="utf-8")
-    values = {"num_requests": 3, "vocab_size": 50, "seed": 0, "rate": None, "data": str(path), **settings}
+    values = {
+        "num_requests": 3,
+        "vocab_size": 50,
+        "seed": 0,
+        "rate": None,
+        "data": str(path),
+        **settings,
+    }
     return make_workload(name, **values)  # type: ignore[arg-type]
 
 
@@ -32,8 +39,16 @@ def lengths(trace: list[WorkloadRequest]) -> list[tuple[int, int]]:
 
 def test_azures_lengths(tmp_path: Path) -> None:
     assert lengths(read(tmp_path, "azure", AZURE)) == [(100, 10), (400, 1), (3000, 900)]
-    assert lengths(read(tmp_path, "azure", AZURE, length_scale=0.1)) == [(10, 1), (40, 1), (300, 90)]
-    assert lengths(read(tmp_path, "azure", AZURE, max_model_len=1000)) == [(100, 10), (400, 1), (500, 500)]
+    assert lengths(read(tmp_path, "azure", AZURE, length_scale=0.1)) == [
+        (10, 1),
+        (40, 1),
+        (300, 90),
+    ]
+    assert lengths(read(tmp_path, "azure", AZURE, max_model_len=1000)) == [
+        (100, 10),
+        (400, 1),
+        (500, 500),
+    ]
 
 
 def test_arrivals_are_stretched_to_a_rate_and_stay_as_bursty_as_they_were(tmp_path: Path) -> None:
@@ -47,9 +62,14 @@ def test_arrivals_are_stretched_to_a_rate_and_stay_as_bursty_as_they_were(tmp_pa
 
 def test_prompts_begin_alike_exactly_where_hashes_agree(tmp_path: Path) -> None:
     first, second, third = read(tmp_path, "mooncake", MOONCAKE, length_scale=1 / 32)
-    assert lengths([first, second, third]) == [(35, 2), (32, 1), (19, 10)], "blocks of 16: 2 + 76/32, 2, 1 + 88/32"
+    assert lengths([first, second, third]) == [(35, 2), (32, 1), (19, 10)], (
+        "blocks of 16: 2 + 76/32, 2, 1 + 88/32"
+    )
     assert first.prompt_ids[:32] == second.prompt_ids
-    assert first.prompt_ids[:16] == third.prompt_ids[:16] and first.prompt_ids[16:19] != third.prompt_ids[16:]
+    assert (
+        first.prompt_ids[:16] == third.prompt_ids[:16]
+        and first.prompt_ids[16:19] != third.prompt_ids[16:]
+    )
     assert lengths(read(tmp_path, "mooncake", MOONCAKE, length_scale=1 / 32, max_model_len=18)) == [
         (16, 2), (17, 1), (9, 9)
     ]  # fmt: skip

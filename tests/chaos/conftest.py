@@ -22,7 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def attacked() -> Iterator[Server]:
     """A server with eight rows, shared by all tests: it must survive them."""
     with running(
-        "--max-num-seqs", "8", "--max-model-len", "8192", "--read-timeout", "3", "--write-timeout", "3"
+        "--max-num-seqs",
+        "8",
+        "--max-model-len",
+        "8192",
+        "--read-timeout",
+        "3",
+        "--write-timeout",
+        "3",
     ) as server:
         yield server
         wait_calm(server)

@@ -40,14 +40,18 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
         server.http.headers["authorization"] = f"Bearer {KEYS[0]}"
         wait_calm(server)
-    assert not any(key in line for line in (*server.lines, *server.errors) for key in KEYS), "keys never are in logs"
+    assert not any(key in line for line in (*server.lines, *server.errors) for key in KEYS), (
+        "keys never are in logs"
+    )
 
 
 def routes(server: Server) -> set[tuple[str, str]]:
     """Every method on every route: published routes, other existing ones, and missing ones."""
     document = server.http.get("/openapi.json", headers={"authorization": f"Bearer {KEYS[0]}"})
     assert document.status_code == 200
-    published = {path.replace("{model}", MODEL).replace("{id}", MODEL) for path in document.json()["paths"]}
+    published = {
+        path.replace("{model}", MODEL).replace("{id}", MODEL) for path in document.json()["paths"]
+    }
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models"} <= published
     return {(method, path) for path in {*published, *MORE_PATHS} for method in METHODS}
 
@@ -77,7 +81,9 @@ def test_disguised_paths_are_closed(locked: Server) -> None:
     for method in ("GET", "POST"):
         for path in DISGUISES:
             with connect(locked) as connection:
-                connection.sendall(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+                connection.sendall(
+                    f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+                )
                 status, body = read_answer(connection)
                 assert status in (400, 401), (method, path, status, body[:100])
 
@@ -120,9 +126,15 @@ def test_stored_responses_stay_with_their_key(locked: Server) -> None:
         made = locked.http.post("/v1/responses", json=body, headers=mine).json()
         name, items = made["id"], [{"id": item["id"]} for item in made["output"]]
         items += locked.http.get(f"/v1/responses/{name}/input_items", headers=mine).json()["data"]
-        refused = [locked.http.get(f"/v1/responses/{name}{end}", headers=other) for end in ("", "/input_items")]
+        refused = [
+            locked.http.get(f"/v1/responses/{name}{end}", headers=other)
+            for end in ("", "/input_items")
+        ]
         refused.append(locked.http.delete(f"/v1/responses/{name}", headers=other))
-        for fields in ({"previous_response_id": name}, *({"input": [{"id": item["id"]}]} for item in items)):
+        for fields in (
+            {"previous_response_id": name},
+            *({"input": [{"id": item["id"]}]} for item in items),
+        ):
             for path in ("/v1/responses", "/v1/responses/input_tokens"):
                 refused.append(locked.http.post(path, json={"input": "x", **fields}, headers=other))
         assert len(refused) == 9
@@ -135,7 +147,11 @@ def test_stored_responses_stay_with_their_key(locked: Server) -> None:
 def test_probes_need_no_key_and_tell_little(locked: Server) -> None:
     for path in ("/live", "/health"):
         response = locked.http.get(path)
-        assert response.status_code == 200 and len(response.content) < 300 and MODEL not in response.text
+        assert (
+            response.status_code == 200
+            and len(response.content) < 300
+            and MODEL not in response.text
+        )
 
 
 def test_a_refused_call_costs_no_body(locked: Server) -> None:
@@ -149,12 +165,29 @@ def test_a_refused_call_costs_no_body(locked: Server) -> None:
 
 def test_only_the_http_port_listens(server: Server) -> None:
     """Unix sockets, if any, are in directories closed to other users."""
-    family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
-    listening = [c for process in family for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    datagrams = [c for process in family for c in process.net_connections("inet") if c.type.name == "SOCK_DGRAM"]
-    assert {(c.laddr.ip, c.laddr.port) for c in listening} == {("127.0.0.1", server.http.base_url.port)}
+    family = [
+        psutil.Process(server.process.pid),
+        *psutil.Process(server.process.pid).children(recursive=True),
+    ]
+    listening = [
+        c
+        for process in family
+        for c in process.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    datagrams = [
+        c
+        for process in family
+        for c in process.net_connections("inet")
+        if c.type.name == "SOCK_DGRAM"
+    ]
+    assert {(c.laddr.ip, c.laddr.port) for c in listening} == {
+        ("127.0.0.1", server.http.base_url.port)
+    }
     assert datagrams == []
-    paths = [Path(c.laddr) for process in family for c in process.net_connections("unix") if c.laddr]
+    paths = [
+        Path(c.laddr) for process in family for c in process.net_connections("unix") if c.laddr
+    ]
     for path in paths:
         if path.exists():
             assert path.parent.stat().st_mode & 0o077 == 0, path
@@ -167,11 +200,20 @@ def test_a_unix_socket_is_its_owners(tmp_path: Path) -> None:
     try:
         wait_until(path.exists, 20)
         assert path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
-        listening = [c for c in psutil.Process(process.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c
+            for c in psutil.Process(process.pid).net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        ]
         assert listening == []
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://here") as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://here"
+        ) as client:
             wait_until(lambda: client.get("/health").status_code == 200, 20)
-            assert client.post("/v1/completions", json={"model": MODEL, "prompt": "x"}).status_code == 200
+            assert (
+                client.post("/v1/completions", json={"model": MODEL, "prompt": "x"}).status_code
+                == 200
+            )
         process.terminate()
         assert process.wait(15) == 0 and not path.exists()
     finally:
@@ -187,13 +229,24 @@ def test_salts_keep_tenants_apart(server: Server, watch: Watch) -> None:
         fields = {} if salt is None else {"cache_salt": salt}
         answers.append(server.complete(prompt, max_tokens=8, **SEEDED, **fields).json())
     details = [answer["usage"].pop("prompt_tokens_details", None) for answer in answers]
-    assert [bool(each) for each in details] == [False, True, False, False], "a prefix is shared within a salt only"
-    assert len({json.dumps([answer["choices"], answer["usage"]], sort_keys=True) for answer in answers}) == 1
+    assert [bool(each) for each in details] == [False, True, False, False], (
+        "a prefix is shared within a salt only"
+    )
+    assert (
+        len(
+            {json.dumps([answer["choices"], answer["usage"]], sort_keys=True) for answer in answers}
+        )
+        == 1
+    )
 
 
 def test_errors_tell_nothing_of_the_machine(server: Server, watch: Watch) -> None:
     for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/../../x"):
         response = server.http.get(path)
-        assert response.status_code == 404 and "orca" not in response.text and "root:" not in response.text
+        assert (
+            response.status_code == 404
+            and "orca" not in response.text
+            and "root:" not in response.text
+        )
     check_error(server.complete("x", model="/etc/passwd" * 10), 404)
     check_error(server.complete("x", **{**LONG, "max_tokens": "/etc"}), 400)

@@ -29,12 +29,17 @@ class Callers:
             "plain": {},
             "stream n": {"stream": True, "n": 2},
             "plain batch": {"prompt": ["a", "b"]},
-            **{f"{end} {path}": {"stream": end == "stream"} for path in OTHERS for end in ("stream", "plain")},
+            **{
+                f"{end} {path}": {"stream": end == "stream"}
+                for path in OTHERS
+                for end in ("stream", "plain")
+            },
             "queued stream": {"stream": True},
             "queued plain": {},
         }
         self.threads = [
-            threading.Thread(target=self._call, args=(server, kind, fields)) for kind, fields in kinds.items()
+            threading.Thread(target=self._call, args=(server, kind, fields))
+            for kind, fields in kinds.items()
         ]
         for thread in self.threads[:-2]:
             thread.start()
@@ -63,9 +68,14 @@ class Callers:
             assert moment - start < SOON, f"{kind} waited {moment - start:.1f} s"
             assert error["message"], kind
             if kind == "stream /v1/messages":
-                assert error.keys() == {"type", "message"} and error["type"] in ("api_error", "overloaded_error"), error
+                assert error.keys() == {"type", "message"} and error["type"] in (
+                    "api_error",
+                    "overloaded_error",
+                ), error
             elif kind == "stream /v1/responses":
-                assert error.keys() == {"code", "message"} and error["code"] == "server_error", error
+                assert error.keys() == {"code", "message"} and error["code"] == "server_error", (
+                    error
+                )
             elif kind != "plain /v1/messages":
                 assert error.keys() == ERROR_KEYS and error["type"] == "server_error", kind
 
@@ -111,7 +121,10 @@ def test_it_comes_back(number: signal.Signals) -> None:
 
 
 def test_a_pause_shorter_than_the_limit_is_none() -> None:
-    with running("--max-num-seqs", str(ROWS)) as server, server.stream("x", max_tokens=2000, ignore_eos=True) as events:
+    with (
+        running("--max-num-seqs", str(ROWS)) as server,
+        server.stream("x", max_tokens=2000, ignore_eos=True) as events,
+    ):
         next(events)
         server.engine().suspend()
         time.sleep(1)

@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 
-from orca_jax.openai.schema import messages_parser, responses_parser
+from orca_jax.serve.openai.schema import messages_parser, responses_parser
 from tests.chaos.world import Watch, check_error, post_raw
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server
 
-BAD_VALUES = ("NaN", "Infinity", "-Infinity", "-1", "9223372036854775808", "1e308", '""', "[]", "true", "{}")
+BAD_VALUES = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "-1",
+    "9223372036854775808",
+    "1e308",
+    '""',
+    "[]",
+    "true",
+    "{}",
+)
 NUMBERS = (
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs", "prompt_logprobs",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "truncate_prompt_tokens", "priority",
@@ -28,14 +39,27 @@ MINUS_ONE_IS_FINE = {
 }
 TARGETS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 4},
-    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/v1/chat/completions": {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 4,
+    },
 }
 OF_MESSAGES = set(messages_parser.kind.__struct_fields__)
 OF_RESPONSES = set(responses_parser.kind.__struct_fields__)
 CASES = [
-    *((path, name) for path in TARGETS for name in NUMBERS if (path, name) != ("/v1/chat/completions", "logprobs")),
+    *(
+        (path, name)
+        for path in TARGETS
+        for name in NUMBERS
+        if (path, name) != ("/v1/chat/completions", "logprobs")
+    ),
     *(("/v1/messages", name) for name in NUMBERS if name in OF_MESSAGES),
-    *(("/v1/responses", name) for name in (*NUMBERS, "top_logprobs", "max_output_tokens") if name in OF_RESPONSES),
+    *(
+        ("/v1/responses", name)
+        for name in (*NUMBERS, "top_logprobs", "max_output_tokens")
+        if name in OF_RESPONSES
+    ),
     *(("/v1/completions", name) for name in ONLY_COMPLETIONS),
     *(("/v1/chat/completions", name) for name in ONLY_CHAT),
 ]
@@ -67,7 +91,9 @@ def test_bad_numbers(server: Server, watch: Watch, path: str, name: str) -> None
         error = check_error(response)
         is_no_json = value in ("NaN", "Infinity", "-Infinity")
         assert is_no_json or name in (error["param"] or ""), f"{value} for {name}: {error}"
-    assert post_raw(server, body_with(path, name, "null"), path).status_code == 200, "null is not given"
+    assert post_raw(server, body_with(path, name, "null"), path).status_code == 200, (
+        "null is not given"
+    )
 
 
 @pytest.mark.parametrize("path", TARGETS)
@@ -82,16 +108,24 @@ def test_bad_numbers_within_fields(server: Server, watch: Watch, path: str) -> N
             if (name, value) in {("logit_bias", "-1"), ("stream_options", "true")}:
                 continue
             error = check_error(post_raw(server, body_with(path, name, field), path))
-            assert value in ("NaN", "Infinity", "-Infinity") or (error["param"] or "").startswith(name), (value, error)
+            assert value in ("NaN", "Infinity", "-Infinity") or (error["param"] or "").startswith(
+                name
+            ), (value, error)
 
 
 def test_null_where_something_is_needed(server: Server, watch: Watch) -> None:
-    for path, name in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages"), ("/tokenize", "prompt")):
+    for path, name in (
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/tokenize", "prompt"),
+    ):
         body = {"model": MODEL, name: None}
         check_error(post_raw(server, json.dumps(body).encode(), path))
 
 
-@pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize(
+    "wrong", [-1, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**63)]
+)
 def test_ids_out_of_the_vocabulary(server: Server, watch: Watch, wrong: int) -> None:
     places: list[tuple[str, dict[str, Any]]] = [
         ("prompt", {"prompt": [wrong]}),

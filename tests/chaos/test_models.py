@@ -31,7 +31,9 @@ def edit_config(directory: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def safetensors(directory: Path, header: bytes, data: bytes = b"", length: int | None = None) -> None:
+def safetensors(
+    directory: Path, header: bytes, data: bytes = b"", length: int | None = None
+) -> None:
     size = len(header) if length is None else length
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", size) + header + data)
 
@@ -76,7 +78,9 @@ def config_is_a_list(directory: Path) -> None:
 
 @harm
 def config_has_a_long_number(directory: Path) -> None:
-    (directory / "config.json").write_text('{"model_type": "gpt2", "vocab_size": ' + "9" * 10**5 + "}")
+    (directory / "config.json").write_text(
+        '{"model_type": "gpt2", "vocab_size": ' + "9" * 10**5 + "}"
+    )
 
 
 @harm
@@ -112,7 +116,9 @@ def heads_are_none(directory: Path) -> None:
 @harm
 def code_comes_with_it(directory: Path) -> None:
     (directory / "modeling_evil.py").write_text("open('pwned', 'w')")
-    edit_config(directory, model_type="evil", auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    edit_config(
+        directory, model_type="evil", auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"}
+    )
 
 
 @harm
@@ -211,7 +217,9 @@ def test_it_is_refused(name: str, tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert process.returncode == 2, (process.returncode, out, errors[-2000:])
-    assert "Traceback" not in errors and re.search("^error: --[a-z-]+: ", errors, re.MULTILINE), errors[-2000:]
+    assert "Traceback" not in errors and re.search("^error: --[a-z-]+: ", errors, re.MULTILINE), (
+        errors[-2000:]
+    )
     assert out == "" and len(errors) < 5000 and "root:" not in errors
     assert time.monotonic() - start < 60
     assert not list(tmp_path.rglob("pwned")) and not (ROOT / "pwned").exists(), "it ran code"

@@ -7,7 +7,17 @@ from collections import Counter
 
 import pytest
 
-from tests.chaos.world import APIS, LONG, call_of, check_error, connect, request, usage, wait_calm, watched
+from tests.chaos.world import (
+    APIS,
+    LONG,
+    call_of,
+    check_error,
+    connect,
+    request,
+    usage,
+    wait_calm,
+    watched,
+)
 from tests.serve.running import MODEL, Server, running, wait_until
 
 CALLERS = 1000
@@ -52,7 +62,14 @@ async def statuses(server: Server, until: int) -> tuple[Counter[int], list[tuple
 @pytest.mark.parametrize("overload", [503, 429])
 def test_the_cap_is_exact(overload: int) -> None:
     """Rows and queue are full of calls of all APIs; all other calls get a refusal with `retry-after` at once."""
-    flags = ("--max-num-seqs", str(ROWS), "--max-num-queued-reqs", str(QUEUE), "--overload-status", str(overload))
+    flags = (
+        "--max-num-seqs",
+        str(ROWS),
+        "--max-num-queued-reqs",
+        str(QUEUE),
+        "--overload-status",
+        str(overload),
+    )
     with running(*flags, "--max-model-len", "16384") as server:
         for _ in range(2):  # the second wave finds rows and queue free again
             answered, refusals = asyncio.run(statuses(server, CALLERS - ROWS - QUEUE))
@@ -66,7 +83,9 @@ def test_the_cap_is_exact(overload: int) -> None:
 
 def test_a_call_fits_whole_or_not_at_all() -> None:
     with running("--max-num-seqs", "2", "--max-num-queued-reqs", "3") as server:
-        assert check_error(server.complete(["x"] * 6, max_tokens=2), 400)["code"] == "call_too_large"
+        assert (
+            check_error(server.complete(["x"] * 6, max_tokens=2), 400)["code"] == "call_too_large"
+        )
         assert len(server.complete(["x"] * 5, max_tokens=2).json()["choices"]) == 5
         with server.stream("x", **LONG) as events:
             next(events)
@@ -100,7 +119,9 @@ def test_waiting_has_a_deadline() -> None:
 
 
 def test_calls_have_a_deadline() -> None:
-    with running("--max-num-seqs", "4", "--max-model-len", "16384", "--request-timeout", "1") as server:
+    with running(
+        "--max-num-seqs", "4", "--max-model-len", "16384", "--request-timeout", "1"
+    ) as server:
         start = time.monotonic()
         check_error(server.complete("slow", max_tokens=16000, ignore_eos=True), 408)
         with server.stream(["a", "b"], max_tokens=16000, ignore_eos=True) as events:
@@ -124,13 +145,18 @@ def test_a_key_has_a_quota_in_all_apis() -> None:
             bodies = [call_of(path, stream=True)] * 2
             with contextlib.ExitStack() as stack:
                 for body in bodies:
-                    opened = stack.enter_context(server.http.stream("POST", path, json={"model": MODEL, **body}))
+                    opened = stack.enter_context(
+                        server.http.stream("POST", path, json={"model": MODEL, **body})
+                    )
                     assert opened.status_code == 200
                 for third in APIS:
                     refused = server.http.post(third, json=call_of(third, 2))
                     check_error(refused, 429)
                     assert refused.headers["retry-after"]
-                    assert server.http.post(third, json=call_of(third, 2), headers=other).status_code == 200
+                    assert (
+                        server.http.post(third, json=call_of(third, 2), headers=other).status_code
+                        == 200
+                    )
             wait_calm(server)
 
 

@@ -39,7 +39,10 @@ def test_busy_drains() -> None:
 
 def test_busy_beyond_the_limit() -> None:
     with running("--shutdown-timeout", "1", "--max-num-seqs", "2") as server:
-        with server.stream(["a", "b"], **LONG) as events, httpx.Client(base_url=server.url, timeout=20) as other:
+        with (
+            server.stream(["a", "b"], **LONG) as events,
+            httpx.Client(base_url=server.url, timeout=20) as other,
+        ):
             next(events)
             start = time.monotonic()
             server.process.terminate()

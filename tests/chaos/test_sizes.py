@@ -35,7 +35,10 @@ TOO_MUCH: list[tuple[dict[str, Any], str | None]] = [
     ({"bad_words": ["x"] * 10**5}, "bad_words"),
     ({"bad_words": ["x" * 10**6]}, "bad_words"),
     ({"stop_token_ids": [1] * 10**6}, "stop_token_ids"),
-    ({"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}}, "logit_bias"),
+    (
+        {"logit_bias": {str(i): 1 for i in range(257)} | {str(i): 1 for i in range(10**5)}},
+        "logit_bias",
+    ),
     ({"logprobs": 10**9}, "logprobs"),
     ({"prompt_logprobs": 10**9}, "prompt_logprobs"),
     ({"user": "x" * 10**7}, "user"),
@@ -58,10 +61,15 @@ def test_too_much_of_a_field(server: Server, watch: Watch, number: int) -> None:
 def test_what_the_store_collects_stalls_no_other_call(server: Server, watch: Watch) -> None:
     """Thousands of items of a large response, and a conversation of thousands of turns; also both at once."""
     roles = [role for _ in range(2000) for role in ("user", "assistant")]
-    talk = [{"role": role, "content": "x" * 3000, "id": f"m{number}"} for number, role in enumerate(roles)]
+    talk = [
+        {"role": role, "content": "x" * 3000, "id": f"m{number}"}
+        for number, role in enumerate(roles)
+    ]
     references = [{"type": "item_reference", "id": f"m{number}"} for number in range(len(talk))]
     body = {"model": MODEL, "max_output_tokens": 2, "truncation": "auto"}
-    made = server.http.post("/v1/responses", json={**body, "input": [*talk, {"role": "user", "content": "x"}]})
+    made = server.http.post(
+        "/v1/responses", json={**body, "input": [*talk, {"role": "user", "content": "x"}]}
+    )
     assert made.status_code == 200, made.text
     name = made.json()["id"]
     for fields in (
@@ -80,7 +88,11 @@ NO_JSON = [
     b"[" * 10**5 + b"]" * 10**5,
     b'{"a":' * 10**5 + b"1" + b"}" * 10**5,
     b'{"model": "preset:toy", "prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
-    b'{"model": "preset:toy", "prompt": "x", "logit_bias": ' + b'{"a":' * 10**5 + b"1" + b"}" * 10**5 + b"}",
+    b'{"model": "preset:toy", "prompt": "x", "logit_bias": '
+    + b'{"a":' * 10**5
+    + b"1"
+    + b"}" * 10**5
+    + b"}",
     b'{"model": "preset:toy", "prompt": "x", "user": ' + b"9" * 10**6 + b"}",
     b'{"model": "preset:toy", "prompt": "\\ud800"}',
     b'{"model": "preset:toy", "prompt": "\xff\xfe"}',
@@ -92,7 +104,13 @@ NO_JSON = [
 
 @pytest.mark.parametrize("number", range(len(NO_JSON)))
 def test_json_that_is_none(server: Server, watch: Watch, number: int) -> None:
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
+    for path in (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/detokenize",
+    ):
         check_error(post_raw(server, NO_JSON[number], path))
 
 
@@ -101,12 +119,16 @@ def test_fifty_megabytes(server: Server, watch: Watch, announced: bool) -> None:
     """An announced large body is refused unread; a chunked one is refused at the limit, and the rest is discarded."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server) as connection:
-        length = {"content_length": str(50 * MIB)} if announced else {"transfer_encoding": "chunked"}
+        length = (
+            {"content_length": str(50 * MIB)} if announced else {"transfer_encoding": "chunked"}
+        )
         connection.sendall(head(content_type="application/json", **length) + b"\r\n")
         sent = 0
         with contextlib.suppress(OSError):  # the server did not read the rest
             while sent < 50 * MIB:
-                connection.sendall(b" " * MIB if announced else b"100000\r\n" + b" " * MIB + b"\r\n")
+                connection.sendall(
+                    b" " * MIB if announced else b"100000\r\n" + b" " * MIB + b"\r\n"
+                )
                 sent += MIB
         status, body = 413, b""
         with contextlib.suppress(
@@ -135,7 +157,9 @@ def test_two_hundred_megabytes_of_headers(server: Server, watch: Watch) -> None:
 def test_very_many_headers(server: Server, watch: Watch) -> None:
     with connect(server) as connection:
         try:
-            connection.sendall(head() + b"".join(b"x-%d: y\r\n" % i for i in range(50_000)) + b"\r\n")
+            connection.sendall(
+                head() + b"".join(b"x-%d: y\r\n" % i for i in range(50_000)) + b"\r\n"
+            )
             status, _ = read_answer(connection)
         except OSError:
             status = 431
@@ -189,11 +213,18 @@ GRAMMARS: list[Callable[[], dict[str, Any]]] = [
     lambda: {"json": {"$ref": "http://127.0.0.1:1/schema"}},
     lambda: {"json": {"$ref": "file:///etc/passwd"}},
     lambda: {"json": {"enum": [f"value {i}" for i in range(10**5)]}},
-    lambda: {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20_000)}}},
+    lambda: {
+        "json": {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "string"} for i in range(20_000)},
+        }
+    },
     lambda: {"json": {"type": "array", "minItems": 10**9, "items": {"type": "string"}}},
     lambda: {"json": {"type": "string", "minLength": 10**9}},
     lambda: {"json": {"type": "string", "pattern": "(a{1,1000}){1,1000}"}},
-    lambda: {"json": {"anyOf": [{"type": "string", "pattern": f"^a{{{i}}}b+$"} for i in range(3000)]}},
+    lambda: {
+        "json": {"anyOf": [{"type": "string", "pattern": f"^a{{{i}}}b+$"} for i in range(3000)]}
+    },
     lambda: {"json": {"allOf": [{"anyOf": [{"const": i}, {"const": -i}]} for i in range(1000)]}},
     lambda: {"json": "{" * 10**5},
     lambda: {"json": 7},
@@ -220,10 +251,17 @@ def test_grammar_bombs_stall_no_other_call(server: Server, watch: Watch) -> None
     def fire() -> None:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             for grammar in GRAMMARS:
-                body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "structured_outputs": grammar()}
+                body = {
+                    "model": MODEL,
+                    "prompt": "x",
+                    "max_tokens": 2,
+                    "structured_outputs": grammar(),
+                }
                 client.post("/v1/completions", json=body)
 
     firing = threading.Thread(target=fire)
     firing.start()
     firing.join(120)
-    assert not firing.is_alive() and watch.longest_wait < 2, f"the stream waited for {watch.longest_wait:.1f} s"
+    assert not firing.is_alive() and watch.longest_wait < 2, (
+        f"the stream waited for {watch.longest_wait:.1f} s"
+    )

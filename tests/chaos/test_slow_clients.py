@@ -15,9 +15,15 @@ MIB = 2**20
 
 @pytest.mark.parametrize(
     ("path", "fields"),
-    [*((path, {}) for path in APIS), ("/v1/completions", {"n": 4}), ("/v1/completions", {"prompt": ["x"] * 4})],
+    [
+        *((path, {}) for path in APIS),
+        ("/v1/completions", {"n": 4}),
+        ("/v1/completions", {"prompt": ["x"] * 4}),
+    ],
 )
-def test_a_client_that_never_reads(server: Server, watch: Watch, path: str, fields: dict[str, Any]) -> None:
+def test_a_client_that_never_reads(
+    server: Server, watch: Watch, path: str, fields: dict[str, Any]
+) -> None:
     """The requests of a client without progress are ended, and its unread data is bounded."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server, receive_buffer=4096) as connection:
@@ -69,7 +75,9 @@ def test_hundreds_of_slow_writers_block_no_other_client(server: Server, watch: W
     connections = [connect(server) for _ in range(300)]
     try:
         for connection in connections:
-            connection.sendall(head(content_type="application/json", content_length="1000") + b"\r\n{")
+            connection.sendall(
+                head(content_type="application/json", content_length="1000") + b"\r\n{"
+            )
         assert server.complete("quick", max_tokens=2).status_code == 200
     finally:
         for connection in connections:

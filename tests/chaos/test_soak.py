@@ -19,7 +19,12 @@ CALLERS = 48
 MIB = 2**20
 OPENAI_REASONS = {"stop", "length", "tool_calls"}
 MESSAGE_REASONS = {"end_turn", "max_tokens", "stop_sequence"}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class Tally:
 
 
 def holdings(server: Server) -> Holdings:
-    family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    family = [
+        psutil.Process(server.process.pid),
+        *psutil.Process(server.process.pid).children(recursive=True),
+    ]
     return Holdings(
         sum(process.memory_info().rss for process in family),
         sum(process.num_fds() for process in family),
@@ -79,7 +87,9 @@ def random_fields(draw: random.Random) -> dict[str, Any]:
     fields = {"max_tokens": draw.randint(3, 48), **{name: options[name] for name in names}}
     if draw.random() < 0.04:
         fields.pop("allowed_token_ids", None)  # may leave no allowed token
-        fields["structured_outputs"] = draw.choice([{"choice": ["yes", "no"]}, {"regex": "[a-z]{3}"}, {"json": SCHEMA}])
+        fields["structured_outputs"] = draw.choice(
+            [{"choice": ["yes", "no"]}, {"regex": "[a-z]{3}"}, {"json": SCHEMA}]
+        )
     if draw.random() < 0.6:
         fields["stream"] = True
         if draw.random() < 0.3:
@@ -144,7 +154,9 @@ class Caller:
                     writer.transport.abort()
                 self._tally.ends["hung up in the answer"] += 1
                 return
-            self._judge(await asyncio.wait_for(reader.read(), 60), bool(fields.get("stream")), path, fields)
+            self._judge(
+                await asyncio.wait_for(reader.read(), 60), bool(fields.get("stream")), path, fields
+            )
         finally:
             writer.close()
 
@@ -163,7 +175,9 @@ class Caller:
             end = f"problem {status}"
         self._tally.ends[end] += 1
         if end.startswith("problem"):
-            self._tally.problems.append(f"{end}: {path} {json.dumps(fields)[:300]}: {answer[:300]!r}")
+            self._tally.problems.append(
+                f"{end}: {path} {json.dumps(fields)[:300]}: {answer[:300]!r}"
+            )
 
 
 def _response_end(body: bytes, stream: bool) -> str:
@@ -180,9 +194,17 @@ def _message_end(body: bytes, stream: bool) -> str:
     if not stream:
         reason = json.loads(body)["stop_reason"]
         return "whole" if reason in MESSAGE_REASONS else f"problem: {reason}"
-    events = [json.loads(event.rpartition(b"\ndata: ")[2]) for event in body.split(b"\n\n") if b"\ndata: " in event]
-    reasons = {event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"}
-    is_whole = events[-1]["type"] == "message_stop" and len(reasons) == 1 and reasons <= MESSAGE_REASONS
+    events = [
+        json.loads(event.rpartition(b"\ndata: ")[2])
+        for event in body.split(b"\n\n")
+        if b"\ndata: " in event
+    ]
+    reasons = {
+        event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"
+    }
+    is_whole = (
+        events[-1]["type"] == "message_stop" and len(reasons) == 1 and reasons <= MESSAGE_REASONS
+    )
     return "streamed" if is_whole else f"problem: {reasons}, {events[-1]}"
 
 
@@ -236,7 +258,9 @@ async def storm(server: Server, calls: int, seed: int) -> Tally:
 
 def test_soak(capsys: Any) -> None:
     """Also the store of responses, which the warm-up fills."""
-    with running("--max-num-seqs", "32", "--max-model-len", "8192", "--responses-store", "1") as server:
+    with running(
+        "--max-num-seqs", "32", "--max-model-len", "8192", "--responses-store", "1"
+    ) as server:
         asyncio.run(storm(server, WARM_UP, seed=0))
         wait_calm(server)
         before, counted = holdings(server), metrics(server)
@@ -247,12 +271,16 @@ def test_soak(capsys: Any) -> None:
         time.sleep(1)
         after, samples = holdings(server), metrics(server)
         with capsys.disabled():
-            print(f"\n{CALLS} calls in {seconds:.0f} s; {watch.pieces} pieces watched; ends: {dict(tally.ends)}")
+            print(
+                f"\n{CALLS} calls in {seconds:.0f} s; {watch.pieces} pieces watched; ends: {dict(tally.ends)}"
+            )
             print(f"before: {before}\nafter:  {after}")
         assert tally.problems == [], tally.problems[:5]
         assert sum(tally.ends.values()) == CALLS
         assert usage(server).pages == 0 and samples["http_requests_open"] == 1, "this one"
-        assert samples["compiles_while_serving_total"] == counted["compiles_while_serving_total"] == 0
+        assert (
+            samples["compiles_while_serving_total"] == counted["compiles_while_serving_total"] == 0
+        )
         assert after.tasks <= before.tasks + 1 and after.threads <= before.threads + 1
         assert after.files <= before.files + 2
         assert after.memory - before.memory < 24 * MIB, "after five times the calls of the warm-up"

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from orca_jax.request import SamplingParams
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.request import SamplingParams
 from tests.serve.running import MODEL, VOCAB_SIZE, Server, parse_events, wait_until
 from tests.sim.oracle import toy_generate
 
@@ -47,7 +47,9 @@ class Usage:
 def expected_text(prompt: str, num_tokens: int) -> str:
     """The text of the toy with `SEEDED`, computed without a server, an engine or pages."""
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **SEEDED)
-    return ByteTokenizer().decode(toy_generate(list(prompt.encode()), params, vocab_size=VOCAB_SIZE))
+    return ByteTokenizer().decode(
+        toy_generate(list(prompt.encode()), params, vocab_size=VOCAB_SIZE)
+    )
 
 
 class Watch(threading.Thread):
@@ -64,7 +66,9 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.Client(base_url=self._server.url, headers=self._server.http.headers, timeout=20) as client:
+            with httpx.Client(
+                base_url=self._server.url, headers=self._server.http.headers, timeout=20
+            ) as client:
                 while not self._ended.is_set():
                     self._read(client)
         except BaseException as error:
@@ -76,7 +80,9 @@ class Watch(threading.Thread):
         self.join(30)
         assert not self.is_alive(), "the watched stream does not end"
         if self.failure is not None:
-            raise AssertionError(f"the watched stream was disturbed: {self.failure!r}") from self.failure
+            raise AssertionError(
+                f"the watched stream was disturbed: {self.failure!r}"
+            ) from self.failure
 
     def _read(self, client: httpx.Client) -> None:
         body = {"model": MODEL, "prompt": WATCHED, "stream": True, **SEEDED, **LONG}
@@ -86,7 +92,9 @@ class Watch(threading.Thread):
             for event in parse_events(response.iter_lines()):
                 assert "error" not in event, event
                 piece = event["choices"][0]["text"]
-                assert self._expected.startswith(piece, at), f"other text from character {at} on: {piece!r}"
+                assert self._expected.startswith(piece, at), (
+                    f"other text from character {at} on: {piece!r}"
+                )
                 at += len(piece)
                 self.pieces += 1
                 now = time.monotonic()
@@ -118,7 +126,10 @@ def metrics(server: Server) -> dict[str, float]:
     response = server.http.get("/metrics")
     assert response.status_code == 200
     lines = [line for line in response.text.splitlines() if line and not line.startswith("#")]
-    return {name.removeprefix("orca_jax_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    return {
+        name.removeprefix("orca_jax_"): float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines)
+    }
 
 
 def usage(server: Server) -> Usage:
@@ -144,7 +155,10 @@ def check_error(response: httpx.Response, *statuses: int) -> dict[str, Any]:
     assert response.headers["x-request-id"]
     body = response.json()
     if response.request.url.path.startswith("/v1/messages"):
-        assert body.keys() == {"type", "error", "request_id"} and body["error"].keys() == {"type", "message"}, body
+        assert body.keys() == {"type", "error", "request_id"} and body["error"].keys() == {
+            "type",
+            "message",
+        }, body
         body = {"error": {**body["error"], "param": body["error"]["message"], "code": None}}
     assert body.keys() == {"error"} and body["error"].keys() == ERROR_KEYS, body
     error: dict[str, Any] = body["error"]
@@ -159,7 +173,9 @@ def post_raw(server: Server, body: bytes, path: str = "/v1/completions") -> http
     return server.http.post(path, content=body, headers={"content-type": "application/json"})
 
 
-def connect(server: Server, timeout: float = 20, receive_buffer: int | None = None) -> socket.socket:
+def connect(
+    server: Server, timeout: float = 20, receive_buffer: int | None = None
+) -> socket.socket:
     """A raw connection; with at most `receive_buffer` bytes in the kernel, if given."""
     connection = socket.socket()
     if receive_buffer is not None:
@@ -182,7 +198,11 @@ def head(path: str = "/v1/completions", method: str = "POST", **headers: str) ->
 def request(fields: Mapping[str, Any], path: str = "/v1/completions") -> bytes:
     """The bytes of a whole call."""
     payload = json.dumps({"model": MODEL, **fields}).encode()
-    return head(path, content_type="application/json", content_length=str(len(payload))) + b"\r\n" + payload
+    return (
+        head(path, content_type="application/json", content_length=str(len(payload)))
+        + b"\r\n"
+        + payload
+    )
 
 
 def call_of(path: str, max_tokens: int = LONG["max_tokens"], **fields: Any) -> dict[str, Any]:
@@ -201,5 +221,7 @@ def read_answer(connection: socket.socket) -> tuple[int, bytes]:
 def hang_up(connection: socket.socket, *, rudely: bool = False) -> None:
     """Close the connection; if `rudely`, by a reset, so that bytes in transit are lost."""
     if rudely:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+        )
     connection.close()

@@ -10,7 +10,12 @@ import shtab
 from orca_jax.cli.completion import SHELLS, whole_parser
 from orca_jax.cli.main import SUBCOMMANDS, main
 
-CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"], "tcsh": ["tcsh", "-n"]}
+CHECKS = {
+    "bash": ["bash", "-n"],
+    "zsh": ["zsh", "-n"],
+    "fish": ["fish", "--no-execute"],
+    "tcsh": ["tcsh", "-n"],
+}
 QUESTION = """
 source {script}
 COMP_LINE='orca-jax {words}' COMP_WORDS=(orca-jax {words}) COMP_CWORD={last}
@@ -36,8 +41,12 @@ def scripts(parser: object, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def suggestions(script: Path, *words: str) -> set[str]:
     """The words that bash suggests for the last word."""
-    question = QUESTION.format(script=script, words=" ".join(words), last=len(words), word=words[-1])
-    asked = subprocess.run(["bash", "-c", question], capture_output=True, text=True, check=True, cwd=script.parent)
+    question = QUESTION.format(
+        script=script, words=" ".join(words), last=len(words), word=words[-1]
+    )
+    asked = subprocess.run(
+        ["bash", "-c", question], capture_output=True, text=True, check=True, cwd=script.parent
+    )
     return set(asked.stdout.split())
 
 
@@ -56,7 +65,9 @@ def test_subcommands_and_flags_are_in_every_script(shell: str, scripts: dict[str
 def test_the_script_is_valid(shell: str, scripts: dict[str, Path]) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    checked = subprocess.run([*CHECKS[shell], str(scripts[shell])], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [*CHECKS[shell], str(scripts[shell])], capture_output=True, text=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -83,12 +94,17 @@ def test_bash_suggests_files(scripts: dict[str, Path]) -> None:
 
 
 def test_every_parser_is_in_the_completion(parser: object) -> None:
-    (subparsers,) = (action for action in parser._actions if action.choices and "serve" in action.choices)  # type: ignore[attr-defined]
+    (subparsers,) = (
+        action for action in parser._actions if action.choices and "serve" in action.choices
+    )  # type: ignore[attr-defined]
     assert list(subparsers.choices or ()) == list(SUBCOMMANDS)
 
 
 def test_the_command_prints_the_script(
-    scripts: dict[str, Path], parser: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scripts: dict[str, Path],
+    parser: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("orca_jax.cli.completion.whole_parser", lambda: parser)
     assert main(["completion", "bash"]) == 0

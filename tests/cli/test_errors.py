@@ -1,5 +1,6 @@
 """Each mistake on the command line is one line on standard error with a remedy, and has its documented exit status."""
 
+import logging
 import re
 import socket
 import subprocess
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.__main__ import COMMANDS
 from orca_jax.cli.main import SUBCOMMANDS, main
-from orca_jax.errors import ConfigError
 from orca_jax.flags import flag_message
+from orca_jax.tools.bench.__main__ import COMMANDS
+from orca_jax.values.errors import ConfigError
 from tests.cli.permissions import permissions_hold
 from tests.project.source import ROOT
 
@@ -93,10 +94,17 @@ OTHERS = {
     ),
     f"bench online --base-url {GONE}": (2, "is not reachable: "),
     f"generate hello {TOY} --top-p 3": (2, "top_p"),
-    f"generate hello --base-url {GONE} --page-size 8": (2, "--page-size: has no effect on the server at --base-url"),
+    f"generate hello --base-url {GONE} --page-size 8": (
+        2,
+        "--page-size: has no effect on the server at --base-url",
+    ),
 }
 CASES = {
-    **{words: (2, message) for table in (WRONG_FLAG, WRONG_PATH) for words, message in table.items()},
+    **{
+        words: (2, message)
+        for table in (WRONG_FLAG, WRONG_PATH)
+        for words, message in table.items()
+    },
     **OTHERS,
 }
 
@@ -119,7 +127,9 @@ def places(tmp_path: Path) -> Iterator[dict[str, object]]:
         (tmp_path / name).chmod(0o700)
 
 
-def failure(words: str, places: dict[str, object], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def failure(
+    words: str, places: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
     """Exit status and standard error of a command that fails."""
     try:
         status = main(words.format(**places).split())
@@ -131,8 +141,19 @@ def failure(words: str, places: dict[str, object], capsys: pytest.CaptureFixture
     return status, shown.err
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Those of the log, kept: `serve` in this process installs one that writes to the captured stream."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers[:] = before
+
+
 @pytest.mark.parametrize("words", CASES)
-def test_one_line_with_a_remedy(words: str, places: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_with_a_remedy(
+    words: str, places: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
     expected, message = CASES[words]
     status, shown = failure(words, places, capsys)
     assert status == expected
@@ -166,9 +187,21 @@ def test_each_subcommand_is_in_the_tables(name: str) -> None:
 @pytest.mark.parametrize(
     ("message", "param", "shown"),
     [
-        ("page_size must be at least 1, got 0", "page_size", "--page-size: page_size must be at least 1, got 0"),
-        ("config.json: n_head must be positive", "n_head", "--model: config.json: n_head must be positive"),
-        ("mapping.json: rows must be a list", "model", "--model: mapping.json: rows must be a list"),
+        (
+            "page_size must be at least 1, got 0",
+            "page_size",
+            "--page-size: page_size must be at least 1, got 0",
+        ),
+        (
+            "config.json: n_head must be positive",
+            "n_head",
+            "--model: config.json: n_head must be positive",
+        ),
+        (
+            "mapping.json: rows must be a list",
+            "model",
+            "--model: mapping.json: rows must be a list",
+        ),
         ("there is no library", None, "there is no library"),
     ],
 )
@@ -180,7 +213,11 @@ def test_an_error_names_a_flag_that_exists(message: str, param: str | None, show
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_flags_of_benchmarks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, shown = failure(f"bench {command} --helpp", {}, capsys)
-    assert status == 2 and shown.count("\n") == 1 and re.search(r"did you mean|--help lists the flags", shown)
+    assert (
+        status == 2
+        and shown.count("\n") == 1
+        and re.search(r"did you mean|--help lists the flags", shown)
+    )
 
 
 def test_the_page_has_the_exit_statuses() -> None:
@@ -198,6 +235,14 @@ def test_programs_of_their_own(program: list[str], places: dict[str, object]) ->
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert done.stderr.startswith("error: ")
-    command = [sys.executable, "-m", "orca_jax.cli", "--debug", "serve", "--config", str(places["none"])]
+    command = [
+        sys.executable,
+        "-m",
+        "orca_jax.cli",
+        "--debug",
+        "serve",
+        "--config",
+        str(places["none"]),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

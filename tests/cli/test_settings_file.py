@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from orca_jax.batch.args import make_parser as batch
-from orca_jax.bench.__main__ import COMMANDS
-from orca_jax.bench.__main__ import main as bench
-from orca_jax.bench.__main__ import make_parser as benchmarks
 from orca_jax.cli.chat import make_parser as chat
 from orca_jax.cli.generate import make_parser as generate
 from orca_jax.cli.main import main
-from orca_jax.convert.args import make_parser as convert
-from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser
-from orca_jax.plan.__main__ import make_parser as plan
 from orca_jax.serve.args import make_parser as serve
+from orca_jax.tools.bench.__main__ import COMMANDS
+from orca_jax.tools.bench.__main__ import main as bench
+from orca_jax.tools.bench.__main__ import make_parser as benchmarks
+from orca_jax.tools.convert.args import make_parser as convert
+from orca_jax.tools.plan.__main__ import make_parser as plan
+from orca_jax.values.errors import ConfigError
 
 PROGRAMS: dict[str, tuple[Callable[[], FlagParser], list[str]]] = {
     "serve": (serve, []),
@@ -58,7 +58,11 @@ def test_every_program_with_flags_of_an_engine_takes_a_file() -> None:
 def test_a_required_flag_may_be_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "input: rows.jsonl\noutput: answers.jsonl\nmax-num-seqs: 4k\n")
     read = batch().parse_args(["--config", path])
-    assert (read.input, read.output, read.max_num_seqs) == (Path("rows.jsonl"), Path("answers.jsonl"), 4000)
+    assert (read.input, read.output, read.max_num_seqs) == (
+        Path("rows.jsonl"),
+        Path("answers.jsonl"),
+        4000,
+    )
 
 
 def test_values_of_each_kind(tmp_path: Path) -> None:
@@ -83,7 +87,10 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("- port", "must hold flags and their values"),
         ("model: [", "is not valid YAML: line 1: "),
         ("a: !!python/object/apply:os.system [x]", "is not valid YAML: line 1: "),
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "line 2: *a stands for a value of another line"),
+        (
+            "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+            "line 2: *a stands for a value of another line",
+        ),
         ("a: &a {x: 1}\nb: {<<: *a}", "line 2: *a stands for a value of another line"),
         ("a: &a [*a]", "line 1: *a stands for"),
         (f"model: {'[' * 65}{']' * 65}", "line 1: it is nested deeper than 64 levels"),
@@ -108,20 +115,30 @@ def test_a_wrong_file_is_one_line_with_file_and_key(
     path = write(tmp_path, text)
     assert main(["generate", "text", "--config", path]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"error: --config: {path}") and message in shown and shown.count("\n") == 1
+    assert (
+        shown.startswith(f"error: --config: {path}") and message in shown and shown.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
-    "run", [main, lambda words: bench(words[1:]) if words[0] == "bench" else main(words)], ids=["command", "module"]
+    "run",
+    [main, lambda words: bench(words[1:]) if words[0] == "bench" else main(words)],
+    ids=["command", "module"],
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_missing_file_is_named(
-    name: str, run: Callable[[Sequence[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    run: Callable[[Sequence[str]], int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = str(tmp_path / "none.yaml")
     assert run([name, *PROGRAMS[name][1], "--config", path]) == 2
     shown = capsys.readouterr().err
-    assert f"{path} cannot be read: No such file or directory; give a YAML file" in shown and shown.count("\n") == 1
+    assert (
+        f"{path} cannot be read: No such file or directory; give a YAML file" in shown
+        and shown.count("\n") == 1
+    )
 
 
 def test_help_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import pytest
 from orca_jax.cli import remote
 from orca_jax.cli.chat import TerminalChat
 from orca_jax.cli.main import main
-from orca_jax.errors import RequestError
-from orca_jax.request import SamplingParams
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import SamplingParams
 from tests.sim.oracle import toy_generate
 
 TOY = ["--model", "preset:toy"]
@@ -30,7 +30,9 @@ def test_generate_prints_the_continuation(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == toy_text("abc", 8) + "\n"
 
 
-def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_reads_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("abc\n"))
     assert main(["generate", *TOY, "--max-tokens", "8", "--temperature", "0", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -41,17 +43,29 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: 
     ("words", "message"),
     [
         (["generate"], "standard input is empty; give PROMPT"),
-        (["generate", "a", "--temperature", "9"], "temperature must be a number in [0, 2], got 9.0"),
+        (
+            ["generate", "a", "--temperature", "9"],
+            "temperature must be a number in [0, 2], got 9.0",
+        ),
         (["generate", "a", "--max-tokens", "0"], "max_tokens must be an integer >= 1, got 0"),
         (["generate", "a", "--api-key-file", "k"], "--api-key-file: needs --base-url"),
-        (["generate", "a", "--base-url", "http://x", "--dtype", "float32"], "--dtype: has no effect on the server"),
-        (["generate", "a", "--base-url", "localhost:1"], "--base-url: must begin with http:// or https://"),
+        (
+            ["generate", "a", "--base-url", "http://x", "--dtype", "float32"],
+            "--dtype: has no effect on the server",
+        ),
+        (
+            ["generate", "a", "--base-url", "localhost:1"],
+            "--base-url: must begin with http:// or https://",
+        ),
         (["generate", "a", "--model", "/nowhere"], "--model: /nowhere is not a directory"),
         (["chat", "--base-url", "http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer"),
     ],
 )
 def test_wrong_words_are_one_line(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(words) in (1, 2)
@@ -59,9 +73,14 @@ def test_wrong_words_are_one_line(
     assert shown.startswith("error: ") and message in shown and shown.count("\n") == 1
 
 
-def test_chat_answers_each_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_answers_each_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("abc\n\n/nothing\nde\n/exit\nnever read\n"))
-    assert main(["chat", *TOY, "--max-tokens", "4", "--temperature", "0", "--system", "Be brief."]) == 0
+    assert (
+        main(["chat", *TOY, "--max-tokens", "4", "--temperature", "0", "--system", "Be brief."])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1] == "there is no command /nothing; /help lists them"
 
@@ -92,16 +111,29 @@ def roles(chat: TerminalChat) -> str:
 
 def test_commands_change_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     chat = TerminalChat(Echo(), "Be brief.")
-    for line, left in [("a", "sua"), ("b", "suaua"), ("/undo", "sua"), ("/undo", "s"), ("/undo", "s"), ("c", "sua")]:
+    for line, left in [
+        ("a", "sua"),
+        ("b", "suaua"),
+        ("/undo", "sua"),
+        ("/undo", "s"),
+        ("/undo", "s"),
+        ("c", "sua"),
+    ]:
         assert chat.take_line(line) and roles(chat) == left
     assert chat.take_line("stop") and roles(chat) == "suaua", "a stopped answer is kept"
     assert chat.take_line("long") and roles(chat) == "suaua" and chat.num_failed == 1
     assert chat.take_line("/clear") and roles(chat) == "s"
-    assert chat.take_line("/system Sing.") and chat.messages == [{"role": "system", "content": "Sing."}]
+    assert chat.take_line("/system Sing.") and chat.messages == [
+        {"role": "system", "content": "Sing."}
+    ]
     assert chat.take_line("/system") and chat.messages == []
     assert chat.take_line("/help") and not chat.take_line("/exit")
     shown = capsys.readouterr()
-    assert "4 [stopped]" in shown.out and "error: too long; /clear" in shown.err and "/undo" in shown.out
+    assert (
+        "4 [stopped]" in shown.out
+        and "error: too long; /clear" in shown.err
+        and "/undo" in shown.out
+    )
 
 
 def served(handler: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -115,7 +147,9 @@ def served(handler: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     made = httpx.Client
     monkeypatch.setattr(
-        remote.httpx, "Client", lambda **options: made(transport=httpx.MockTransport(respond), **options)
+        remote.httpx,
+        "Client",
+        lambda **options: made(transport=httpx.MockTransport(respond), **options),
     )
     return bodies
 
@@ -135,10 +169,23 @@ def test_a_server_continues_and_chats(
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m"}]})
         is_chat = request.url.path == "/v1/chat/completions"
-        return events({"delta": {"content": "Hel"}}, {"delta": {"content": "lo"}}) if is_chat else events({"text": "x"})
+        return (
+            events({"delta": {"content": "Hel"}}, {"delta": {"content": "lo"}})
+            if is_chat
+            else events({"text": "x"})
+        )
 
     bodies = served(handler, monkeypatch)
-    flags = ["--base-url", "http://host/v1/", "--api-key-file", str(key), "--max-tokens", "5", "--sampling-seed", "3"]
+    flags = [
+        "--base-url",
+        "http://host/v1/",
+        "--api-key-file",
+        str(key),
+        "--max-tokens",
+        "5",
+        "--sampling-seed",
+        "3",
+    ]
     assert main(["generate", "a", *flags, "--raw"]) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("b\n"))
     assert main(["chat", *flags, "--model", "named", "--temperature", "0", "--stop", "z"]) == 0
@@ -163,7 +210,10 @@ def test_a_server_continues_and_chats(
 
 @pytest.mark.parametrize(("has_template", "shown"), [(True, "Hi"), (False, "x")])
 def test_generate_answers_by_the_chat_template(
-    has_template: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    has_template: bool,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     refused = httpx.Response(400, json={"error": {"message": "none", "code": "no_chat_template"}})
 
@@ -181,13 +231,22 @@ def test_generate_answers_by_the_chat_template(
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        (httpx.Response(400, json={"error": {"message": "prompt is too long"}}), "answered 400: prompt is too long"),
+        (
+            httpx.Response(400, json={"error": {"message": "prompt is too long"}}),
+            "answered 400: prompt is too long",
+        ),
         (httpx.Response(503, text="<html>"), "answered 503: <html>"),
-        (httpx.Response(200, text='data: {"error": {"message": "engine lost"}}\n\n'), "engine lost"),
+        (
+            httpx.Response(200, text='data: {"error": {"message": "engine lost"}}\n\n'),
+            "engine lost",
+        ),
     ],
 )
 def test_errors_of_a_server(
-    response: httpx.Response, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    response: httpx.Response,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     served(lambda request: response, monkeypatch)
     assert main(["generate", "a", "--base-url", "http://host", "--model", "m"]) in (1, 2)

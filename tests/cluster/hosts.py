@@ -3,10 +3,12 @@
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orca_jax.cluster.keys import make_key_file
 from orca_jax.cluster.launch import free_ports
 from tests.serve.running import MODEL, Server, running, spawn
 
@@ -57,14 +59,26 @@ class Hosts:
         return self.server.process.wait(timeout)
 
 
-def start_worker(*flags: str, fault: str | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+def start_worker(
+    *flags: str, fault: str | None = None, prefix: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """Start a worker, with a fault from iteration FAULTY on, behind the words of another command."""
     if fault is None:
         return spawn(*flags, prefix=prefix)
     code = _CODE.replace("HAPPENS", fault)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def key_flag(folder: Path) -> str:
+    """The flag of a new key file in a folder."""
+    path = folder / "cluster.key"
+    make_key_file(path)
+    return f"--cluster-key-file={path}"
 
 
 def errors_of(process: subprocess.Popen[str], timeout: float = 60.0) -> str:
@@ -86,14 +100,21 @@ def hosts(
         uds: Unix socket of the leader's HTTP.
     """
     shared = ("--model", model, f"--nnodes={nnodes}", f"--master-port={free_ports()}", *flags)
+    keys = tempfile.TemporaryDirectory()
+    if not any(flag.startswith("--cluster-key-file") for flag in flags):
+        shared = (*shared, key_flag(Path(keys.name)))
     ranks = range(1, nnodes)
-    workers = [start_worker(*shared, f"--node-rank={rank}", fault=fault if rank == 1 else None) for rank in ranks]
+    workers = [
+        start_worker(*shared, f"--node-rank={rank}", fault=fault if rank == 1 else None)
+        for rank in ranks
+    ]
     try:
         with running(*shared, model=model, uds=uds) as server:
             yield Hosts(server, workers, shared)
         for worker in workers:
             worker.wait(60)
     finally:
+        keys.cleanup()
         for worker in workers:
             worker.kill()
             worker.wait()

@@ -10,9 +10,9 @@ from orca_jax.assembly.cluster import _least_free
 from orca_jax.assembly.devices import devices_each, mesh_devices
 from orca_jax.assembly.support import Facts
 from orca_jax.cluster.messages import HostDevices
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 
 TWELVE_HEADS = read_model_config("preset:gpt2")
 
@@ -30,13 +30,16 @@ TWELVE_HEADS = read_model_config("preset:gpt2")
         (2, 2, 8, 2, 2),
     ],
 )
-def test_devices_of_each_process(tensor: int | None, stages: int, most: int, nnodes: int, expected: int) -> None:
+def test_devices_of_each_process(
+    tensor: int | None, stages: int, most: int, nnodes: int, expected: int
+) -> None:
     config = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     assert devices_each(Facts(config, nnodes, TWELVE_HEADS), most) == expected
 
 
 @pytest.mark.parametrize(
-    ("tensor", "nnodes", "hint"), [(3, 2, "multiple of the 2 processes"), (None, 5, "does not divide")]
+    ("tensor", "nnodes", "hint"),
+    [(3, 2, "multiple of the 2 processes"), (None, 5, "does not divide")],
 )
 def test_unequal_numbers_are_refused(tensor: int | None, nnodes: int, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as error:
@@ -62,7 +65,9 @@ def test_the_leaders_devices_are_the_last(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_least_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes on one machine share its memory; a third machine has more."""
-    monkeypatch.setattr("orca_jax.assembly.cluster._own_devices", lambda wanted: HostDevices("cpu", 1000))
+    monkeypatch.setattr(
+        "orca_jax.assembly.cluster._own_devices", lambda wanted: HostDevices("cpu", 1000)
+    )
     reports = [HostDevices("cpu", 1000), HostDevices("cpu", 5000)]
     assert _least_free(reports, [2, 2, 1], jax.devices(), DeviceChoices()) == 500
     assert _least_free(reports, [2, 2, 1], jax.devices(), DeviceChoices(needs_memory=False)) is None

@@ -13,9 +13,9 @@ import pytest
 from orca_jax.assembly.engine import build_engine
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.launch import free_ports
-from orca_jax.config import EngineConfig
-from orca_jax.request import SamplingParams
-from tests.cluster.hosts import DEVICE_FLAGS, DEVICE_MODEL, Hosts, hosts
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
+from tests.cluster.hosts import DEVICE_FLAGS, DEVICE_MODEL, Hosts, hosts, key_flag
 from tests.cluster.test_failures import lose
 from tests.serve.running import spawn
 
@@ -60,12 +60,18 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
     ],
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
-def test_two_processes(stages: int, is_lost: bool, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes(
+    stages: int, is_lost: bool, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     expected = tokens_of_one_process(DEVICE_MODEL)
     with hosts(
-        2, *DEVICE_FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=DEVICE_MODEL
+        2,
+        *DEVICE_FLAGS,
+        f"--pipeline-parallel-size={stages}",
+        f"--compile-cache={cache}",
+        model=DEVICE_MODEL,
     ) as two:
         assert tokens_of(two) == expected
         # A page, and the beginning of the next one in a copy of its block.
@@ -82,7 +88,9 @@ def test_two_processes(stages: int, is_lost: bool, cache: str, monkeypatch: pyte
 def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
     """Gloo, which connects the devices of CPUs, has limits of half a minute."""
     expected = tokens_of_one_process(TWELVE_HEADS)
-    with hosts(4, *DEVICE_FLAGS, "--max-model-len=64", f"--compile-cache={cache}", model=TWELVE_HEADS) as four:
+    with hosts(
+        4, *DEVICE_FLAGS, "--max-model-len=64", f"--compile-cache={cache}", model=TWELVE_HEADS
+    ) as four:
         assert tokens_of(four, TWELVE_HEADS) == expected
         time.sleep(65)
         assert tokens_of(four, TWELVE_HEADS) == expected
@@ -96,7 +104,9 @@ def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
 @pytest.mark.slow
 def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
     """The device of the leader waits for ever; the leader ends all the same."""
-    with hosts(2, *DEVICE_FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=DEVICE_MODEL) as two:
+    with hosts(
+        2, *DEVICE_FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=DEVICE_MODEL
+    ) as two:
         assert tokens_of(two)
         lose(two, lambda: two.workers[0].send_signal(signal.SIGSTOP), **LONG)
         assert two.leader_status() == ExitStatus.CLUSTER_LOST
@@ -107,9 +117,19 @@ def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
 def test_the_coordinator_with_certificates(cache: str, tmp_path: Path) -> None:
     """A worker with a certificate of other authorities cannot join the data plane."""
     files = {name: make_certificate(tmp_path / name) for name in ("ours", "theirs")}
-    with hosts(2, *DEVICE_FLAGS, *files["ours"], f"--compile-cache={cache}", model=DEVICE_MODEL) as two:
+    with hosts(
+        2, *DEVICE_FLAGS, *files["ours"], f"--compile-cache={cache}", model=DEVICE_MODEL
+    ) as two:
         assert tokens_of(two)
-    flags = ("--model", DEVICE_MODEL, *DEVICE_FLAGS, "--nnodes=2", f"--master-port={free_ports()}", "--port=0")
+    flags = (
+        "--model",
+        DEVICE_MODEL,
+        *DEVICE_FLAGS,
+        "--nnodes=2",
+        f"--master-port={free_ports()}",
+        "--port=0",
+    )
+    flags = (*flags, key_flag(tmp_path))
     leader = spawn(*flags, *files["ours"])
     stranger = spawn(*flags, *files["theirs"], "--node-rank=1")
     with leader, stranger:

@@ -62,7 +62,9 @@ def test_a_killed_worker_ends_all_processes() -> None:
         lose(three, three.workers[0].kill)
         assert three.leader_status() == ExitStatus.CLUSTER_LOST
         assert three.statuses() == [-signal.SIGKILL, ExitStatus.CLUSTER_LOST]
-    assert any("worker 1" in line and "closed its connection" in line for line in three.server.errors)
+    assert any(
+        "worker 1" in line and "closed its connection" in line for line in three.server.errors
+    )
 
 
 @pytest.mark.slow
@@ -81,7 +83,9 @@ def test_a_stopped_worker_is_lost_by_its_silence() -> None:
     [
         pytest.param(STUCK, "worker 1", ExitStatus.CLUSTER_LOST, marks=pytest.mark.slow),
         (DIVERGING, "has diverged", ExitStatus.CLUSTER_LOST),
-        pytest.param(FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED, marks=pytest.mark.slow),
+        pytest.param(
+            FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED, marks=pytest.mark.slow
+        ),
     ],
     ids=["stuck", "diverging", "failing"],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orca_jax.cluster.keys import make_key_file, read_keys
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 
 def test_a_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
@@ -28,7 +28,9 @@ def test_a_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
         (0o600, "leader = " + '"' * 40 + "\nworker = " + '"' * 40, "keygen"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_remedy(mode: int, text: str | None, hint: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_named_with_its_remedy(
+    mode: int, text: str | None, hint: str, tmp_path: Path
+) -> None:
     path = tmp_path / "key"
     make_key_file(path)
     if text is not None:

@@ -7,9 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
+
+from orca_jax.cluster import launch
+from orca_jax.cluster.keys import ClusterKeys, make_key_file, read_keys
 
 
 @contextmanager
@@ -43,9 +48,54 @@ def test_a_signal_ends_all_processes() -> None:
 @pytest.mark.chaos
 def test_the_status_is_that_of_the_first_failure() -> None:
     with launched() as process:
-        workers = [one for one in psutil.Process(process.pid).children() if "--node-rank=1" in one.cmdline()]
+        workers = [
+            one
+            for one in psutil.Process(process.pid).children()
+            if "--node-rank=1" in one.cmdline()
+        ]
         os.kill(workers[0].pid, signal.SIGKILL)
         assert process.wait(60) == 128 + signal.SIGKILL
+
+
+class Started:
+    """A process that ends at once; it keeps its command, and the keys that it could read."""
+
+    commands: ClassVar[list[list[str]]] = []
+    keys: ClassVar[list[ClusterKeys]] = []
+
+    def __init__(self, command: list[str], **options: object) -> None:
+        self.commands.append(command)
+        (path,) = [
+            flag.partition("=")[2] for flag in command if flag.startswith("--cluster-key-file=")
+        ]
+        self.keys.append(read_keys(Path(path)))
+
+    def wait(self) -> int:
+        return 0
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_launch_makes_keys_that_are_removed_at_its_end(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.subprocess, "Popen", Started)
+    monkeypatch.setattr(Started, "commands", [])
+    monkeypatch.setattr(Started, "keys", [])
+    make_key_file(own := tmp_path / "own.key")
+    assert (
+        launch.launch(2, ["--model", "m", *([f"--cluster-key-file={own}"] if given else [])]) == 0
+    )
+    assert len(Started.keys) == 2 and len({keys.leader for keys in Started.keys}) == 1
+    (path,) = {
+        flag.partition("=")[2]
+        for command in Started.commands
+        for flag in command
+        if "key-file=" in flag
+    }
+    assert Path(path).exists() is given and (path == str(own)) is given
 
 
 @pytest.mark.parametrize("flags", [["--nnodes", "1"], []])

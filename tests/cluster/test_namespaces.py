@@ -49,7 +49,20 @@ def cable() -> Iterator[Cable]:
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("-n", names[0], "link", "add", "end", "type", "veth", "peer", "name", "end", "netns", names[1])
+        ip(
+            "-n",
+            names[0],
+            "link",
+            "add",
+            "end",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "end",
+            "netns",
+            names[1],
+        )
         for name, address in zip(names, (LEADER, WORKER), strict=True):
             # Gloo listens on the address of the host's name. `ip netns exec` puts this file in the place of /etc/hosts.
             file = ETC / name / "hosts"
@@ -75,14 +88,23 @@ def test_a_worker_that_is_cut_off(
     key = tmp_path / "key"
     make_key_file(key)
     model = DEVICE_MODEL if has_devices else MODEL
-    device_flags = (*DEVICE_FLAGS, f"--compile-cache={request.getfixturevalue('cache')}") if has_devices else ()
+    device_flags = (
+        (*DEVICE_FLAGS, f"--compile-cache={request.getfixturevalue('cache')}")
+        if has_devices
+        else ()
+    )
     shared = (
         *("--model", model, "--nnodes=2", f"--master-addr={LEADER}", f"--cluster-key-file={key}"),
         *(f"--control-timeout={TIMEOUT}", *device_flags),
     )
     fields = {"model": model, "max_tokens": 1000 if has_devices else 15000}
     worker = start_worker(*shared, "--node-rank=1", prefix=cable.inside(cable.worker))
-    with worker, running(*shared, uds=tmp_path / "http", model=model, prefix=cable.inside(cable.leader)) as server:
+    with (
+        worker,
+        running(
+            *shared, uds=tmp_path / "http", model=model, prefix=cable.inside(cable.leader)
+        ) as server,
+    ):
         hosts = Hosts(server, [worker], shared)
         assert server.complete("hi", **{**fields, "max_tokens": 4}).status_code == 200
         start = time.monotonic()

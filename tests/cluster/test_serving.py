@@ -7,7 +7,7 @@ import pytest
 
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.keys import make_key_file
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 from tests.cluster.hosts import Hosts, errors_of, hosts, start_worker
 from tests.serve.running import EOS, VOCAB_SIZE, wait_until
 from tests.sim.oracle import toy_generate
@@ -35,12 +35,16 @@ def expected(num_tokens: int) -> list[int]:
 
 def test_an_answer_is_the_models(three: Hosts) -> None:
     answer = three.server.complete(PROMPT, max_tokens=40, temperature=0, ignore_eos=True).json()
-    assert answer["choices"][0]["text"] == bytes(each for each in expected(40) if each < 256).decode(errors="replace")
+    assert answer["choices"][0]["text"] == bytes(
+        each for each in expected(40) if each < 256
+    ).decode(errors="replace")
 
 
 def test_a_constrained_answer(three: Hosts) -> None:
     """The sets of allowed ids reach the workers; a difference would end the cluster."""
-    answer = three.server.complete(PROMPT, max_tokens=8, temperature=0, structured_outputs={"choice": ["yes", "no"]})
+    answer = three.server.complete(
+        PROMPT, max_tokens=8, temperature=0, structured_outputs={"choice": ["yes", "no"]}
+    )
     assert answer.json()["choices"][0]["text"] in ("yes", "no")
     assert three.server.health().status_code == 200
 
@@ -56,7 +60,10 @@ def test_a_second_process_of_a_rank_is_refused_by_name(three: Hosts) -> None:
     late = start_worker(*three.flags, "--node-rank=1")
     text = errors_of(late)
     assert late.returncode == ExitStatus.CONFIG
-    assert "--node-rank: the leader has refused this process: rank 1 has joined the cluster already" in text
+    assert (
+        "--node-rank: the leader has refused this process: rank 1 has joined the cluster already"
+        in text
+    )
     assert "it is complete, so start all processes again" in text
     assert three.server.health().status_code == 200
 
@@ -65,12 +72,16 @@ def test_another_key_is_refused_by_name(three: Hosts, tmp_path: Path) -> None:
     other = tmp_path / "other.key"
     make_key_file(other)
     flags = [flag for flag in three.flags if not flag.startswith("--cluster-key-file")]
-    strangers = [start_worker(*flags, "--node-rank=1", f"--cluster-key-file={other}")]
-    strangers.append(start_worker(*flags, "--node-rank=1"))  # without a key
-    for stranger in strangers:
+    strangers = {
+        "the leader has another key, or none": start_worker(
+            *flags, "--node-rank=1", f"--cluster-key-file={other}"
+        ),
+        "needs --cluster-key-file, also on one machine": start_worker(*flags, "--node-rank=1"),
+    }
+    for reason, stranger in strangers.items():
         text = errors_of(stranger)
         assert stranger.returncode == ExitStatus.CONFIG
-        assert "--cluster-key-file: the leader has another key, or none" in text
+        assert reason in text
     wait_until(lambda: any("wrong cluster key" in line for line in three.server.errors))
     assert three.server.health().status_code == 200
 

@@ -5,7 +5,7 @@ import pytest
 from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
 from orca_jax.cluster.watch import WorkerWatch
-from orca_jax.startup import LOADING_SILENCE
+from orca_jax.values.startup import LOADING_SILENCE
 
 TIMEOUT = 5.0
 
@@ -40,14 +40,19 @@ def test_the_worker_behind_the_others_is_stuck(watch: WorkerWatch) -> None:
     watch.num_sent = 8
     watch.take_beat(1, beat(8, 7, 5.1))
     watch.take_beat(2, beat(7, 7, 4.9, "exec/pack.py:pack"))
-    assert watch.verdict(0.1) == "worker 2 is stuck: it made no progress for 5 s in exec/pack.py:pack"
+    assert (
+        watch.verdict(0.1) == "worker 2 is stuck: it made no progress for 5 s in exec/pack.py:pack"
+    )
 
 
 def test_a_still_device_is_no_workers_fault(watch: WorkerWatch) -> None:
     watch.num_sent = 8
     for rank in (1, 2):
         watch.take_beat(rank, beat(8, 7, 5.1))
-    assert watch.verdict(0.1) == "the devices made no progress for 5 s: all processes wait for iteration 7"
+    assert (
+        watch.verdict(0.1)
+        == "the devices made no progress for 5 s: all processes wait for iteration 7"
+    )
 
 
 def test_progress_within_the_limit(watch: WorkerWatch) -> None:
@@ -65,7 +70,9 @@ def test_digests_are_compared_in_any_order_of_arrival(watch: WorkerWatch) -> Non
     watch.take_report(1, Report(1, Digests(12, 12)))
     assert watch.verdict(0.1) is None
     watch.take_report(2, Report(1, Digests(13, 13)))
-    assert watch.verdict(0.1) == "worker 2 has diverged: its plan or its tokens of iteration 1 differ"
+    assert (
+        watch.verdict(0.1) == "worker 2 has diverged: its plan or its tokens of iteration 1 differ"
+    )
 
 
 def test_a_worker_without_results_is_compared_by_its_calls(watch: WorkerWatch) -> None:
@@ -75,4 +82,6 @@ def test_a_worker_without_results_is_compared_by_its_calls(watch: WorkerWatch) -
     assert watch.verdict(0.1) is None
     watch.own(1, Digests(12, 6))
     watch.take_report(1, Report(1, Digests(13, None)))
-    assert watch.verdict(0.1) == "worker 1 has diverged: its plan or its tokens of iteration 1 differ"
+    assert (
+        watch.verdict(0.1) == "worker 1 has diverged: its plan or its tokens of iteration 1 differ"
+    )

@@ -26,7 +26,9 @@ def run_lab(name: str, solution: str | None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)
-def test_the_unsolved_lab_fails_and_the_solved_one_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unsolved_lab_fails_and_the_solved_one_passes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises((NotImplementedError, AssertionError)):
         run_lab(name, None, monkeypatch)
     run_lab(name, SOLUTIONS[name], monkeypatch)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from orca_jax.llm import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.request import SamplingParams, StructuredOutput
+from orca_jax.values.request import SamplingParams, StructuredOutput
 from tests.model.reference import PADDED, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
@@ -24,13 +24,18 @@ PROMPT = "<|user|>Tom has 5 apples and buys 3. How many?<|assistant|>5 + 3 = 8."
 def test_it_is_small_and_described() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 20e6
     card = (DEMO / "README.md").read_text()
-    assert all(source in card for source in ("Generated tasks", "Shakespeare", "Standard Ebooks", "ublic domain"))
+    assert all(
+        source in card
+        for source in ("Generated tasks", "Shakespeare", "Standard Ebooks", "ublic domain")
+    )
     assert (DEMO / "loss.png").is_file() and (DEMO / "chat_template.jinja").is_file()
 
 
 def test_its_card_has_the_shares_of_right_answers() -> None:
     """Word problems, extraction and questions about the engine are right as often as the card promises."""
-    rows = re.findall(r"^\| (.*) \| ([0-9.]+) % \| (\d+) \|$", (DEMO / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.*) \| ([0-9.]+) % \| (\d+) \|$", (DEMO / "README.md").read_text(), re.MULTILINE
+    )
     shares = {name: (float(share), int(count)) for name, share, count in rows}
     for name in ("word problems", "JSON extraction", "questions about the engine"):
         share, count = shares[name]
@@ -41,7 +46,11 @@ def test_its_parts_agree() -> None:
     config, tokenizer = read_model_config(DEMO), Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     assert config.vocab_size == tokenizer.get_vocab_size()
     assert config.eos_token_ids == (tokenizer.token_to_id("<|end|>"),)
-    assert json.loads((DEMO / "tokenizer_config.json").read_text())["model_max_length"] == config.max_positions == 1024
+    assert (
+        json.loads((DEMO / "tokenizer_config.json").read_text())["model_max_length"]
+        == config.max_positions
+        == 1024
+    )
     text = "It's 12+30=42, naïve “quotes” and 漢字.\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
@@ -64,12 +73,18 @@ def test_it_answers_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     from demo.evaluation import evaluate
 
     readme = (ROOT / "README.md").read_text()
-    found = re.search(r"chat/completions .*? -d '(\{.*?\})'\n```\n\nThe answer is `(.*?)`", readme, re.DOTALL)
+    found = re.search(
+        r"chat/completions .*? -d '(\{.*?\})'\n```\n\nThe answer is `(.*?)`", readme, re.DOTALL
+    )
     assert found is not None
     body = json.loads(found[1])
     schema = json.dumps(body["response_format"]["json_schema"]["schema"])
-    params = SamplingParams(temperature=0.0, max_tokens=60, structured=StructuredOutput("json_schema", schema))
-    with LLM("demo", dtype="float32", scheduler="chunked", max_num_seqs=16, tensor_parallel_size=1) as llm:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=60, structured=StructuredOutput("json_schema", schema)
+    )
+    with LLM(
+        "demo", dtype="float32", scheduler="chunked", max_num_seqs=16, tensor_parallel_size=1
+    ) as llm:
         (answer,) = llm.chat(body["messages"], params)
         results = evaluate(llm, 25)
     assert answer.outputs[0].text == found[2]

@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 SCRIPTS = str(Path(__file__).parents[2] / "scripts")
 MONTHS = [date(2025, month, 1).strftime("%B") for month in range(1, 13)]
 DAYS = [date(2025, 6, day).strftime("%A") for day in range(2, 9)]
-EVENTS = {"+": "buy|find|get|give|pick|bring|make", "-": "give|lose|sell|take|break|throw|use", "x": "times as many"}
+EVENTS = {
+    "+": "buy|find|get|give|pick|bring|make",
+    "-": "give|lose|sell|take|break|throw|use",
+    "x": "times as many",
+}
 UNITS = {
     ("minute", "hour"): 60,
     ("hour", "day"): 24,
@@ -82,7 +86,11 @@ def test_word_problems(seed: int) -> None:
         pattern = re.sub(r"\b([Aa])\\ \(", r"\1n?\\ (", pattern)
         found = re.fullmatch(pattern, example.question)
         assert found is not None, (pattern, example.question)
-        values = {name: int(value) for name, value in zip(names, found.groups(), strict=True) if name in letters}
+        values = {
+            name: int(value)
+            for name, value in zip(names, found.groups(), strict=True)
+            if name in letters
+        }
         result = eval(template.formula, {}, values)
         assert result == last(example.answer) == example.result and len(steps(example.answer)) >= 1
         check_steps(example.answer)
@@ -110,7 +118,11 @@ def test_arithmetic(seed: int) -> None:
     left, right = numbers(question)
     signs = {"+": r"\+|plus", "-": r"-|minus", "x": r"x|\*|times", "/": "/|divided"}
     (step,) = steps(answer)
-    assert re.search(signs[step.split()[1]], question) and answer.startswith(f"{left} ") and f" {right} = " in answer
+    assert (
+        re.search(signs[step.split()[1]], question)
+        and answer.startswith(f"{left} ")
+        and f" {right} = " in answer
+    )
     check_steps(answer)
 
 
@@ -146,7 +158,10 @@ def test_lists(seed: int) -> None:
 
     question, answer = single("lists.count_one", seed)
     wanted = answer.split()[0]
-    listed = [item.strip(' ".?') for item in re.split(", |: | in (?:the list )?", question.replace(f'"{wanted}"', ""))]
+    listed = [
+        item.strip(' ".?')
+        for item in re.split(", |: | in (?:the list )?", question.replace(f'"{wanted}"', ""))
+    ]
     assert last(answer) == listed.count(wanted) - (0 if '"' in question else listed[0] == wanted)
 
     question, answer = single("lists.count_to", seed)
@@ -197,7 +212,11 @@ def test_dates(seed: int) -> None:
     assert answer.endswith(f" {DAYS[(DAYS.index(start) + sign * count) % 7]}.")
 
     question, answer = single("clock.neighbours", seed)
-    ring = DAYS if "day " in question.lower().replace(answer.lower(), "") and "month" not in question else MONTHS
+    ring = (
+        DAYS
+        if "day " in question.lower().replace(answer.lower(), "") and "month" not in question
+        else MONTHS
+    )
     (place,) = (ring.index(name) for name in ring if name in question)
     assert answer.split()[0] == ring[(place + (1 if "after" in question else -1)) % len(ring)]
 
@@ -209,7 +228,9 @@ def test_dates(seed: int) -> None:
     question, answer = single("clock.next_date", seed)
     day, month = re.findall(rf"(\d+) ({'|'.join(MONTHS)})", question)[0]
     later = re.search(r"(\d+) days?", question)
-    expected = date(2025, MONTHS.index(month) + 1, int(day)) + timedelta(days=int(later[1]) if later else 1)
+    expected = date(2025, MONTHS.index(month) + 1, int(day)) + timedelta(
+        days=int(later[1]) if later else 1
+    )
     assert answer.endswith(f"It is {expected.day} {MONTHS[expected.month - 1]}.")
     check_steps(answer)
 
@@ -246,7 +267,9 @@ def test_no_question_of_the_test_is_trained() -> None:
     mixture, facts = module("mixture"), module("facts")
     source, random = mixture.conversations(0), Random(0)
     trained = {example.question for _ in range(1500) for example in next(source)}
-    trained |= {example.question for task in (facts.ask,) for _ in range(1500) for example in task(random)}
+    trained |= {
+        example.question for task in (facts.ask,) for _ in range(1500) for example in task(random)
+    }
     plain = {facts.plain(question) for question in trained}
     for name, conversations in mixture.examination(20, 2).items():
         assert conversations, name
@@ -263,9 +286,13 @@ def test_the_facts_are_complete() -> None:
     """There are fifty facts, each with many questions and short answers, and a hundred questions for the test."""
     facts = module("facts")
     known = facts.facts()
-    assert len(known) >= 50 and all(len(fact.questions) >= 6 and fact.terms for fact in known.values())
+    assert len(known) >= 50 and all(
+        len(fact.questions) >= 6 and fact.terms for fact in known.values()
+    )
     for fact in known.values():
-        assert fact.answers and all(1 <= len(re.findall(r"[.?!](?: |$)", answer)) <= 3 for answer in fact.answers)
+        assert fact.answers and all(
+            1 <= len(re.findall(r"[.?!](?: |$)", answer)) <= 3 for answer in fact.answers
+        )
     asked = facts.held_out_questions()
     assert len(set(asked)) >= 100 and {name for name, _ in asked} == set(known)
     written = {facts.plain(question) for fact in known.values() for question in fact.questions}
@@ -276,8 +303,16 @@ def test_the_facts_are_complete() -> None:
     ("example", "given", "is_right"),
     [
         ({"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5}, "3 + 2 = 5. He has 5.", True),
-        ({"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5}, "2 + 2 = 5. Tom has 5 pens.", False),
-        ({"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5}, "2 + 3 = 5. Tom has 6 pens.", False),
+        (
+            {"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5},
+            "2 + 2 = 5. Tom has 5 pens.",
+            False,
+        ),
+        (
+            {"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5},
+            "2 + 3 = 5. Tom has 6 pens.",
+            False,
+        ),
         ({"answer": "2 + 3 = 5. Tom has 5 pens.", "result": 5}, "Five.", False),
         ({"answer": '{"a":1,"b":"x"}'}, '{"b": "x", "a": 1}', True),
         ({"answer": '{"a":1,"b":"x"}'}, '{"a":1}', False),

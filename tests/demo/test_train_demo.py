@@ -26,7 +26,15 @@ def text(tmp_path: Path) -> Path:
 def test_rows(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversations and stories lie in segments of their own; of conversations only the answers are learnt."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    from demo.data import END, TEXT_WEIGHT, Packer, mark_id, read_texts, split_texts, train_tokenizer
+    from demo.data import (
+        END,
+        TEXT_WEIGHT,
+        Packer,
+        mark_id,
+        read_texts,
+        split_texts,
+        train_tokenizer,
+    )
     from demo.tasks.example import Example
 
     texts = read_texts([text])
@@ -34,7 +42,11 @@ def test_rows(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, tails = split_texts(texts)
     assert heads[0] + tails[0] == texts[0] and len(tails[0]) < 0.03 * len(heads[0])
 
-    pieces = ["12.", (Example("2 + 2?", "It is 4."), Example("And 1?", "It is 5.")), (Example("7" * 300, "Hi."),)]
+    pieces = [
+        "12.",
+        (Example("2 + 2?", "It is 4."), Example("And 1?", "It is 5.")),
+        (Example("7" * 300, "Hi."),),
+    ]
     tokenizer = train_tokenizer(texts, iter(pieces), 300)
     packer = Packer(tokenizer, heads, cycle(pieces), max_positions=200, seed=0)
     batch = packer.draw(rows=4, length=128, text_rows=2)
@@ -57,7 +69,9 @@ def test_rows(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 assert (weights == TEXT_WEIGHT).all()
     conversation = "<|user|>2 + 2?<|assistant|>It is 4.<|end|><|user|>And 1?<|assistant|>It is 5."
-    assert shown == {("12.", f"2.{END}"), (conversation, f"It is 4.{END}It is 5.{END}")}, "the long one is dropped"
+    assert shown == {("12.", f"2.{END}"), (conversation, f"It is 4.{END}It is 5.{END}")}, (
+        "the long one is dropped"
+    )
     assert (batch.segments[:2].max(axis=1) > 1).all(), "several pieces fit in a row"
     assert (batch.weights[batch.segments == 0] == 0).all()
 
@@ -69,7 +83,9 @@ def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) 
     from demo.data import Packer, train_tokenizer
 
     pieces = ["7" * 300, "7" * 300, "7" * 300, "12"]
-    packer = Packer(train_tokenizer([], iter(pieces), 300), [], cycle(pieces), max_positions=1024, seed=0)
+    packer = Packer(
+        train_tokenizer([], iter(pieces), 300), [], cycle(pieces), max_positions=1024, seed=0
+    )
     for _ in range(30):
         assert (packer.draw(rows=4, length=64, text_rows=0).segments > 0).mean() > 0.9
     assert np.bincount(packer.draw(rows=1, length=1024, text_rows=0).segments[0]).max() == 300
@@ -88,7 +104,10 @@ def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_wrong_flags(
-    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     from train_demo import parse_arguments
@@ -104,15 +123,32 @@ def test_the_command_of_the_card_has_all_changed_flags(monkeypatch: pytest.Monke
 
     assert command_line(parse_arguments([])) == "--minutes 60 --decay-from 0.3"
     flags = ["--tokens=2e6", "--devices=2", "--layers=2", "--seed=3", "--note=none"]
-    assert command_line(parse_arguments(flags)) == "--tokens 2e+06 --decay-from 0.3 --devices 2 --layers 2 --seed 3"
+    assert (
+        command_line(parse_arguments(flags))
+        == "--tokens 2e+06 --decay-from 0.3 --devices 2 --layers 2 --seed 3"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_ends_resumes_and_is_bundled(text: Path, tmp_path: Path) -> None:
-    shape = ["--layers=2", "--embed=16", "--heads=2", "--vocab=300", "--batch-tokens=2048", "--eval-minutes=0.01"]
+    shape = [
+        "--layers=2",
+        "--embed=16",
+        "--heads=2",
+        "--vocab=300",
+        "--batch-tokens=2048",
+        "--eval-minutes=0.01",
+    ]
     out, state = tmp_path / "out", tmp_path / "run"
-    command = [sys.executable, str(SCRIPTS / "train_demo.py"), "--data", str(text), "--devices=2", "--count=2"]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "train_demo.py"),
+        "--data",
+        str(text),
+        "--devices=2",
+        "--count=2",
+    ]
     command += ["--out", str(out), "--run-dir", str(state), *shape]
 
     def run(*more: str) -> dict[str, Any]:
@@ -129,7 +165,11 @@ def test_a_run_ends_resumes_and_is_bundled(text: Path, tmp_path: Path) -> None:
     assert second["step"] > 1 and second["seconds"] >= first["seconds"] + 12
     losses = [record["answer_loss"] for record in second["history"]]
     assert losses[-1] < losses[0] == first["history"][0]["answer_loss"]
-    assert set(second["history"][0]["accuracy"]) >= {"word problems", "JSON extraction", "questions about the engine"}
+    assert set(second["history"][0]["accuracy"]) >= {
+        "word problems",
+        "JSON extraction",
+        "questions about the engine",
+    }
 
     decoder = load_decoder(out, dtype="float32", mesh=mesh_of(2))
     assert decoder.config.eos_token_ids == (0,) and decoder.config.max_positions == 1024

@@ -64,10 +64,18 @@ def free_port() -> int:
 @contextlib.contextmanager
 def started(*flags: str) -> Iterator[Cluster]:
     """Run the command until its replicas answer; afterwards check that none of its processes is left."""
-    common = ("--model", MODEL, "--port", str(free_port()), "--no-log-requests", "--max-num-seqs", "4")
+    common = (
+        "--model",
+        MODEL,
+        "--port",
+        str(free_port()),
+        "--no-log-requests",
+        "--max-num-seqs",
+        "4",
+    )
     log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "orca_jax.deploy.ray_serve", *common, *flags],
+        [sys.executable, "-m", "orca_jax.tools.deploy.ray_serve", *common, *flags],
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
@@ -108,7 +116,9 @@ def outcome(http: httpx.Client, is_stream: bool, num_tokens: int = TOKENS) -> st
             answer = http.post("/v1/completions", json=body)
             if answer.status_code >= 500:
                 return "error"
-            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == TOKENS
+            assert (
+                answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == TOKENS
+            )
             return "whole"
         with http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code >= 500:
@@ -135,7 +145,9 @@ class Load:
         self.failures: list[BaseException] = []
         self._url = cluster.http.base_url
         self._stop = threading.Event()
-        self._callers = [threading.Thread(target=self._work, args=(number,)) for number in range(CALLERS)]
+        self._callers = [
+            threading.Thread(target=self._work, args=(number,)) for number in range(CALLERS)
+        ]
 
     def __enter__(self) -> Self:
         for caller in self._callers:

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import yaml
 
-from orca_jax.config import EngineConfig
-from orca_jax.deploy.ray_serve import RayConfig
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import ServerConfig
+from orca_jax.tools.deploy.ray_serve import RayConfig
+from orca_jax.values.config import EngineConfig
 from tests.project.source import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
+END_SECONDS = 15  # of a server after --shutdown-timeout, by docs/operations.md
 PROBES = {"startup": "/health", "readiness": "/health", "liveness": "/live"}
-SET_BY_LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "orca-jax-0.orca-jax.default"}
+SET_BY_LWS = {
+    "LWS_GROUP_SIZE": "2",
+    "LWS_WORKER_INDEX": "1",
+    "LWS_LEADER_ADDRESS": "orca-jax-0.orca-jax.default",
+}
 FLAGS = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
 
 
@@ -28,7 +33,12 @@ def documents(name: str) -> list[Any]:
 def parsed(container: dict[str, Any], **variables: str) -> ServerConfig:
     """The settings of a container, whose variables Kubernetes replaces."""
     assert container["command"] == ["python", "-m", "orca_jax.serve"]
-    return parse_args([re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], flag) for flag in container["args"]])
+    return parse_args(
+        [
+            re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], flag)
+            for flag in container["args"]
+        ]
+    )
 
 
 def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +48,12 @@ def check_pod(pod: dict[str, Any]) -> dict[str, Any]:
     first = pod.get("initContainers", [])
     mounted = {mount["name"] for one in (container, *first) for mount in one["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert (
+        pod["securityContext"]["runAsNonRoot"]
+        and container["securityContext"]["readOnlyRootFilesystem"]
+    )
+    written = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert {"name": written["/tmp"], "emptyDir": {}} in pod["volumes"]
     assert isinstance(container, dict)
     return container
 
@@ -64,17 +79,22 @@ def test_a_server_with_its_pool() -> None:
     template = deployment["spec"]["template"]
     container = check_pod(template["spec"])
     config = parsed(container)
-    assert template["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
+    assert (
+        template["spec"]["terminationGracePeriodSeconds"] >= config.shutdown_timeout + END_SECONDS
+    )
     selector = deployment["spec"]["selector"]["matchLabels"]
     assert service["spec"]["selector"] == pool["spec"]["selector"]["matchLabels"] == selector
     assert selector.items() <= template["metadata"]["labels"].items()
     assert (
-        pool["spec"]["targetPorts"] == [{"number": config.port}] == [{"number": container["ports"][0]["containerPort"]}]
+        pool["spec"]["targetPorts"]
+        == [{"number": config.port}]
+        == [{"number": container["ports"][0]["containerPort"]}]
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "resource", "number"), [("gke-gpu.yaml", "nvidia.com/gpu", 1), ("gke-tpu.yaml", "google.com/tpu", 4)]
+    ("name", "resource", "number"),
+    [("gke-gpu.yaml", "nvidia.com/gpu", 1), ("gke-tpu.yaml", "google.com/tpu", 4)],
 )
 def test_devices_of_gke(name: str, resource: str, number: int) -> None:
     """The server uses as many devices as the pod has; a limit of devices must equal the request, if there is one."""
@@ -83,7 +103,10 @@ def test_devices_of_gke(name: str, resource: str, number: int) -> None:
     pod = patched(deployment, operations)["spec"]["template"]["spec"]
     container = check_pod(pod)
     resources = container["resources"]
-    assert resources["limits"] == {resource: number} and resources["requests"].get(resource, number) == number
+    assert (
+        resources["limits"] == {resource: number}
+        and resources["requests"].get(resource, number) == number
+    )
     assert (parsed(container).engine.tensor_parallel_size or 1) == number
     assert all(key.startswith("cloud.google.com/gke-") for key in pod["nodeSelector"])
 
@@ -91,7 +114,9 @@ def test_devices_of_gke(name: str, resource: str, number: int) -> None:
 def test_programs_are_kept_where_the_image_keeps_them() -> None:
     image = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     texts = [path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml")]
-    assert set(re.findall(r"--compile-cache=([\w/]+)", "".join([image, *texts]))) == {"/cache/programs"}
+    assert set(re.findall(r"--compile-cache=([\w/]+)", "".join([image, *texts]))) == {
+        "/cache/programs"
+    }
 
 
 def test_events_of_the_prefix_cache() -> None:
@@ -104,7 +129,10 @@ def test_events_of_the_prefix_cache() -> None:
     config = parsed(container, **{one["name"]: "10.0.0.7" for one in container["env"]})
     events = config.kv_events
     assert events is not None and events.topic == f"kv@10.0.0.7:{config.port}@{config.names[0]}"
-    ports = {int(address.rpartition(":")[2]) for address in (events.endpoint, events.replay_endpoint or "")}
+    ports = {
+        int(address.rpartition(":")[2])
+        for address in (events.endpoint, events.replay_endpoint or "")
+    }
     everyone, picker = policy["spec"]["ingress"]
     assert {one["port"] for one in everyone["ports"]} == {config.port} and "from" not in everyone
     assert {one["port"] for one in picker["ports"]} == ports and picker["from"]
@@ -121,17 +149,52 @@ def test_a_server_over_several_hosts() -> None:
     (other,) = worker["spec"]["containers"]
     assert parsed(other, **SET_BY_LWS) == config
     assert config.cluster_key_file == leader["spec"]["initContainers"][0]["command"][-1]
-    assert leader["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout + 5
+    assert leader["spec"]["terminationGracePeriodSeconds"] >= config.shutdown_timeout + END_SECONDS
     assert template["restartPolicy"] == "RecreateGroupOnPodRestart"
     selector = service["spec"]["selector"].items()
-    assert selector <= leader["metadata"]["labels"].items() and not selector <= worker["metadata"]["labels"].items()
+    assert (
+        selector <= leader["metadata"]["labels"].items()
+        and not selector <= worker["metadata"]["labels"].items()
+    )
+    *_, pool = documents("orca-jax.yaml")
+    assert pool["spec"]["selector"]["matchLabels"].items() == selector
+
+
+def test_a_tpu_slice_of_gke() -> None:
+    """Each host has all of its chips, and together they are the mesh."""
+    group, _ = documents("several-hosts.yaml")
+    (operations,) = documents("gke-tpu-hosts.yaml")
+    template = patched(group, operations)["spec"]["leaderWorkerTemplate"]
+    variables = SET_BY_LWS | {"LWS_GROUP_SIZE": str(template["size"])}
+    columns, rows = template["leaderTemplate"]["spec"]["nodeSelector"][
+        "cloud.google.com/gke-tpu-topology"
+    ].split("x")
+    for part in ("leaderTemplate", "workerTemplate"):
+        pod = template[part]["spec"]
+        assert pod["nodeSelector"] == template["leaderTemplate"]["spec"]["nodeSelector"]
+        (container,) = pod["containers"]
+        config = parsed(container, **variables)
+        chips = container["resources"]["limits"]["google.com/tpu"]
+        assert container["resources"]["requests"]["google.com/tpu"] == chips
+        num_chips = chips * template["size"]
+        assert num_chips == int(columns) * int(rows) == config.engine.tensor_parallel_size
+        assert config.nnodes == template["size"]
+
+
+def test_the_picker_has_the_label_of_its_chart() -> None:
+    """The chart llm-d-router-gateway labels the pods of a release NAME so; the pool names its service."""
+    *_, pool = documents("orca-jax.yaml")
+    (policy,) = documents("kv-events-policy.yaml")
+    picker = pool["spec"]["endpointPickerRef"]["name"]
+    (source,) = policy["spec"]["ingress"][1]["from"]
+    assert source["podSelector"]["matchLabels"] == {"llm-d-router-gateway": picker}
 
 
 def test_flags_of_the_page_exist() -> None:
     text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     of_replicas = {field.name for field in dataclasses.fields(RayConfig)}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", text)}
-    others = {"gpus", "device", "privileged", "build_arg"}  # of docker
+    others = {"gpus", "device", "privileged", "build_arg", "tmpfs"}  # of docker
     assert named - others <= FLAGS | of_replicas
     assert of_replicas - {"replica_cpus"} <= named
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -39,16 +39,25 @@ def test_two_ranks_are_one_replica(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("victim", "number"),
-    [("rank", signal.SIGKILL), ("rank", signal.SIGSTOP), ("engine", signal.SIGKILL), ("replica", signal.SIGKILL)],
+    [
+        ("rank", signal.SIGKILL),
+        ("rank", signal.SIGSTOP),
+        ("engine", signal.SIGKILL),
+        ("replica", signal.SIGKILL),
+    ],
 )
-def test_a_process_is_lost_under_load(cluster: Cluster, victim: str, number: signal.Signals) -> None:
+def test_a_process_is_lost_under_load(
+    cluster: Cluster, victim: str, number: signal.Signals
+) -> None:
     """Each call ends with its whole answer or with an error, and a replica of new processes serves."""
     gang = gang_of(cluster)
     with Load(cluster) as load:
         gang[victim].send_signal(number)
         _, left = psutil.wait_procs(list(gang.values()), timeout=GRACE_SECONDS)
         assert not left, "processes of the lost replica are left"
-        wait_until(lambda: cluster.engines() and cluster.ranks() and len(cluster.starts(1)) == 1, 60)
+        wait_until(
+            lambda: cluster.engines() and cluster.ranks() and len(cluster.starts(1)) == 1, 60
+        )
         mark = load.await_more()
     kinds, late = load.kinds(), load.kinds(mark)
     assert kinds["error"] > 0

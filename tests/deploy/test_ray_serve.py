@@ -58,10 +58,14 @@ def test_a_replica_dies_under_load(cluster: Cluster, victim: str) -> None:
 def test_replicas_follow_the_calls_and_sessions_stay() -> None:
     """The end is orderly, too: an open stream is finished."""
     last: list[str] = []
-    with started("--max-replicas", "2", "--target-ongoing-requests", "1", "--routing", "session") as cluster:
+    with started(
+        "--max-replicas", "2", "--target-ongoing-requests", "1", "--routing", "session"
+    ) as cluster:
         assert len(cluster.engines()) == 1
         stop = threading.Event()
-        callers = [threading.Thread(target=keep_calling, args=(cluster.http, stop)) for _ in range(CALLERS)]
+        callers = [
+            threading.Thread(target=keep_calling, args=(cluster.http, stop)) for _ in range(CALLERS)
+        ]
         for caller in callers:
             caller.start()
         try:
@@ -72,7 +76,9 @@ def test_replicas_follow_the_calls_and_sessions_stay() -> None:
                 caller.join(60)
         for session in "abcd":
             assert len(cluster.starts(6, **{"x-session-id": session})) == 1
-        stream = threading.Thread(target=lambda: last.append(outcome(cluster.http, is_stream=True, num_tokens=1500)))
+        stream = threading.Thread(
+            target=lambda: last.append(outcome(cluster.http, is_stream=True, num_tokens=1500))
+        )
         stream.start()
         wait_until(lambda: any(body["running"] for body in cluster.bodies(4)))
     stream.join(10)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orca_jax.deploy import gang, ray_serve
-from orca_jax.deploy.ray_serve import RayConfig, main, read_settings, resources, scaling
-from orca_jax.errors import ConfigError, EngineDeadError
+from orca_jax.tools.deploy import gang, ray_serve
+from orca_jax.tools.deploy.ray_serve import RayConfig, main, read_settings, resources, scaling
+from orca_jax.values.errors import ConfigError, EngineDeadError
 
 
 def test_flags_of_server_and_replicas() -> None:
@@ -32,7 +32,12 @@ def test_a_file_holds_both(tmp_path: Path) -> None:
 
 
 def test_arguments_of_serve_run_are_flags() -> None:
-    values = {"model": "preset:toy", "replicas": "2", "log_requests": False, "served_model_name": ["a", "b"]}
+    values = {
+        "model": "preset:toy",
+        "replicas": "2",
+        "log_requests": False,
+        "served_model_name": ["a", "b"],
+    }
     config, settings = read_settings([], values)
     assert (config.names, config.log_requests, settings.replicas) == (("a", "b"), False, 2)
 
@@ -58,7 +63,9 @@ def test_arguments_of_serve_run_are_flags() -> None:
         ("--port -1", "port"),
     ],
 )
-def test_settings_that_cannot_work(flags: str, param: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_cannot_work(
+    flags: str, param: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         read_settings(flags.split())
     assert caught.value.param == param
@@ -72,8 +79,12 @@ def test_replicas_follow_the_calls_only_between_limits() -> None:
 
     assert of("--replicas 3") == {"num_replicas": 3}
     limits = {"min_replicas": 1, "max_replicas": 4}
-    assert of("--max-replicas 4 --max-num-seqs 8") == {"autoscaling_config": {**limits, "target_ongoing_requests": 6.0}}
-    target = of("--max-replicas 4 --target-ongoing-requests 2.5")["autoscaling_config"]["target_ongoing_requests"]
+    assert of("--max-replicas 4 --max-num-seqs 8") == {
+        "autoscaling_config": {**limits, "target_ongoing_requests": 6.0}
+    }
+    target = of("--max-replicas 4 --target-ongoing-requests 2.5")["autoscaling_config"][
+        "target_ongoing_requests"
+    ]
     assert target == 2.5
 
 
@@ -81,9 +92,24 @@ def test_replicas_follow_the_calls_only_between_limits() -> None:
     ("flags", "devices", "replica", "bundle"),
     [
         ("-tp 2 -pp 2", {"GPU": 8}, {"num_cpus": 1, "num_gpus": 4, "resources": {}}, None),
-        ("-tp 2 -pp 2 --nnodes 2", {"GPU": 8}, {"num_cpus": 1, "num_gpus": 2, "resources": {}}, {"CPU": 1, "GPU": 2}),
-        ("-tp 8 --nnodes 2", {"TPU": 8}, {"num_cpus": 1, "num_gpus": 0, "resources": {"TPU": 4}}, {"CPU": 1, "TPU": 4}),
-        ("--nnodes 3 --replica-cpus 2", {}, {"num_cpus": 2, "num_gpus": 0, "resources": {}}, {"CPU": 2}),
+        (
+            "-tp 2 -pp 2 --nnodes 2",
+            {"GPU": 8},
+            {"num_cpus": 1, "num_gpus": 2, "resources": {}},
+            {"CPU": 1, "GPU": 2},
+        ),
+        (
+            "-tp 8 --nnodes 2",
+            {"TPU": 8},
+            {"num_cpus": 1, "num_gpus": 0, "resources": {"TPU": 4}},
+            {"CPU": 1, "TPU": 4},
+        ),
+        (
+            "--nnodes 3 --replica-cpus 2",
+            {},
+            {"num_cpus": 2, "num_gpus": 0, "resources": {}},
+            {"CPU": 2},
+        ),
     ],
 )
 def test_each_rank_has_its_share_of_the_devices(
@@ -93,15 +119,21 @@ def test_each_rank_has_its_share_of_the_devices(
     replica: dict[str, Any],
     bundle: dict[str, float] | None,
 ) -> None:
-    ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 8, **devices})
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 8, **devices}
+    )
     monkeypatch.setitem(sys.modules, "ray", ray)
     config, settings = read_settings(flags.split())
     found = resources(config, settings)
     assert found["ray_actor_options"] == replica
-    assert found.get("placement_group_bundles") == (None if bundle is None else [bundle] * config.nnodes)
+    assert found.get("placement_group_bundles") == (
+        None if bundle is None else [bundle] * config.nnodes
+    )
 
 
-def test_a_rank_that_ends_during_the_start_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_during_the_start_ends_the_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The leader's own reason is preferred, since it names the cause."""
 
     async def end(error: Exception | None, after: float = 0.0) -> None:
@@ -124,7 +156,9 @@ def test_a_rank_that_ends_during_the_start_ends_the_replica(monkeypatch: pytest.
     assert asyncio.run(gang.started(asyncio.sleep(0, "ready"), [end(None, 60)])) == "ready"
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_ray_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +167,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    monkeypatch.setattr(ray_serve, "configure_logging", lambda config: None)
+    monkeypatch.setattr(ray_serve, "install_handler", lambda config: None)
     assert main(["--model", "preset:toy"]) == 2
     assert "pip install 'orca-jax[ray]'" in capsys.readouterr().err
 
@@ -141,6 +175,8 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_words_of_serve_run_are_values(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(ray_serve, "application", lambda *settings: seen.append(settings))
-    ray_serve.app({"model": "preset:toy", "replicas": "2", "log_requests": "false", "max_num_seqs": 8})
+    ray_serve.app(
+        {"model": "preset:toy", "replicas": "2", "log_requests": "false", "max_num_seqs": 8}
+    )
     ((config, settings),) = seen
     assert (config.log_requests, config.engine.max_num_seqs, settings.replicas) == (False, 8, 2)

@@ -8,21 +8,25 @@ import psutil
 import pytest
 from starlette.types import Message
 
-from orca_jax.config import EngineConfig
-from orca_jax.deploy.replica import EngineReplica, Replica
-from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.server_config import ServerConfig
+from orca_jax.tools.deploy.replica import EngineReplica, Replica
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError, EngineDeadError
 from tests.serve.running import MODEL, engine_of
 
 pytestmark = pytest.mark.usefixtures("process_as_before")
 
 
 def config_of(**settings: Any) -> ServerConfig:
-    return ServerConfig(engine=EngineConfig(model=MODEL, max_num_seqs=4, **settings), shutdown_timeout=10)
+    return ServerConfig(
+        engine=EngineConfig(model=MODEL, max_num_seqs=4, **settings), shutdown_timeout=10
+    )
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=60)
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=60
+    )
 
 
 def test_a_replica_answers_drains_and_stops() -> None:

@@ -34,7 +34,9 @@ class _ParsedError(BaseException):
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the simple commands of a shell block, without settings of variables, `time` and redirections."""
     lexer = shlex.shlex(
-        text.replace("\\\n", " ").replace("\n", f" {_NEWLINE} "), posix=True, punctuation_chars="();<>|&"
+        text.replace("\\\n", " ").replace("\n", f" {_NEWLINE} "),
+        posix=True,
+        punctuation_chars="();<>|&",
     )
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
@@ -103,6 +105,8 @@ def _check_python(words: list[str]) -> None:
             assert all((ROOT / path).exists() for path in paths if path.startswith("tests/"))
         case ["-m", "venv" | "pip", *_] | ["-c", _]:
             pass
+        case ["-m", "orca_jax", *rest]:
+            check(["orca-jax", *rest])
         case ["-m", module, *rest] if module.startswith("orca_jax") or module == "lab":
             parse(module, rest)
         case ["-m", module, *rest]:
@@ -125,7 +129,7 @@ def _check_flags(script: Path, words: Sequence[str]) -> None:
 def known_flags() -> frozenset[str]:
     """Return the flags of all programs of the package and of its scripts."""
     from orca_jax.cli.completion import whole_parser
-    from orca_jax.deploy.ray_serve import RayConfig
+    from orca_jax.tools.deploy.ray_serve import RayConfig
 
     found = {flag_of(field.name) for field in dataclasses.fields(RayConfig)}
     for script in [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:

@@ -5,7 +5,7 @@ The page decides the table and the order of the metrics. A new metric begins as 
 
 import re
 
-from orca_jax.telemetry.metrics import Metrics
+from orca_jax.serve.telemetry.metrics import Metrics
 from tests.project.source import ROOT
 
 PAGE = ROOT / "docs" / "operations.md"
@@ -17,7 +17,9 @@ def renewed(text: str) -> str:
     for family in Metrics("demo").collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
-        rows[name] = f"| `{name}` | {family.type} | {labels} | {family.documentation} |".replace("|  |", "| |")
+        rows[name] = f"| `{name}` | {family.type} | {labels} | {family.documentation} |".replace(
+            "|  |", "| |"
+        )
     return re.sub(r"(?m)^\| `((?:orca_jax_|vllm:)\w+)`.*$", lambda found: rows[found[1]], text)
 
 

@@ -77,7 +77,11 @@ def anchors(page: str) -> frozenset[str]:
     names = []
     for token, inline in zip(tokens(page), tokens(page)[1:], strict=False):
         if token.type == "heading_open":
-            text = "".join(child.content for child in inline.children or () if child.type in ("text", "code_inline"))
+            text = "".join(
+                child.content
+                for child in inline.children or ()
+                if child.type in ("text", "code_inline")
+            )
             name = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
             names.append(f"{name}-{found[name]}" if name in found else name)
             found[name] = found.get(name, 0) + 1

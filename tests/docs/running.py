@@ -7,8 +7,7 @@ NOT_RUN = {  # all blocks of these pages
     "docs/benchmarks.md": "measurements of minutes to hours; tests/bench and tests/lab run the commands on the toy",
     "docs/paper.md": "measurements of minutes to hours; tests/lab/test_reproduce.py runs the commands on less",
     "docs/peers.md": "a measurement, and it installs other engines",
-    "docs/deployment.md": "needs a container engine, a cluster or Ray; tests/deploy has the parts that need none",
-    "docs/hosts.md": "needs several hosts; tests/cluster starts the processes on one",
+    "docs/deployment.md": "needs containers, several hosts or Ray; tests/deploy and tests/cluster have the rest",
     "docs/measured/aot-gpu.md": "a test itself",
     "docs/measured/aot-stages.md": "a test itself",
     "docs/measured/aot-tpu.md": "a test itself",
@@ -27,4 +26,9 @@ def is_program(block: Block) -> bool:
 
 def is_run(block: Block) -> bool:
     """True if test_run.py has to run a block."""
-    return is_program(block) and block.mark is None and block.page not in NOT_RUN and block.page not in RUN_BY
+    return (
+        is_program(block)
+        and block.mark is None
+        and block.page not in NOT_RUN
+        and block.page not in RUN_BY
+    )

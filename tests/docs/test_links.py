@@ -25,8 +25,14 @@ def test_addresses_of_the_project_are_those_of_its_settings() -> None:
     texts = [*PAGES, "scripts/website/pages.py", "examples/orca_jax_colab.ipynb"]
     texts += [str(path.relative_to(ROOT)) for path in (ROOT / "deploy").rglob("*.yaml")]
     found = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in texts]
-    repositories = {url for name, text in found for url in re.findall(r"https://github\.com/[\w.-]+/orca-jax", text)}
-    images = {image for name, text in found for image in re.findall(r"image: ([\w./-]+/orca-jax)\b", text)}
+    repositories = {
+        url
+        for name, text in found
+        for url in re.findall(r"https://github\.com/[\w.-]+/orca-jax", text)
+    }
+    images = {
+        image for name, text in found for image in re.findall(r"image: ([\w./-]+/orca-jax)\b", text)
+    }
     assert repositories == {PROJECT["project"]["urls"]["Repository"]}
     assert images == {PROJECT["tool"]["orca-jax"]["image"]}
 
@@ -46,39 +52,59 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 def test_pages_that_the_code_names_exist() -> None:
     named: dict[str, set[str]] = {}
     for file in python_files("orca_jax", "lab", "scripts", "tests"):
-        for page, heading in re.findall(r'(?<![\w/])(docs/[\w/-]+\.md)(?:,\s+"([A-Z][^"\n]+)")?', file.text):
+        for page, heading in re.findall(
+            r'(?<![\w/])(docs/[\w/-]+\.md)(?:,\s+"([A-Z][^"\n]+)")?', file.text
+        ):
             named.setdefault(page, set()).update({heading} - {""})
     assert len(named) > 10 and {*named} - {"docs/gguf.md"} <= {*PAGES}  # a page of ggml
     headings = {
-        page: set(re.findall(r"(?m)^#+ (.+)$", (ROOT / page).read_text("utf-8"))) for page in named if page in PAGES
+        page: set(re.findall(r"(?m)^#+ (.+)$", (ROOT / page).read_text("utf-8")))
+        for page in named
+        if page in PAGES
     }
-    assert not {(page, each) for page, found in named.items() for each in found if each not in headings.get(page, ())}
+    assert not {
+        (page, each)
+        for page, found in named.items()
+        for each in found
+        if each not in headings.get(page, ())
+    }
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("checkpoints/")])
 def test_files_that_pages_name_exist(page: str) -> None:
     """Paths with a folder, below the root, the package, its kernels or those of attention."""
-    bases = [ROOT / base for base in (".", "orca_jax", "orca_jax/kernels", "orca_jax/kernels/ragged_attention")]
+    bases = [
+        ROOT / base
+        for base in (".", "orca_jax", "orca_jax/kernels", "orca_jax/kernels/ragged_attention")
+    ]
     bases.append(ROOT / "tests")  # of conformance.md
     for span in code_spans(page):
         for path in re.findall(r"^(?:[\w-]+/)+[\w-]+\.py\b", span):
-            assert "NAME" in path or any((base / path).is_file() for base in bases), f"{page}: {path}"
+            assert "NAME" in path or any((base / path).is_file() for base in bases), (
+                f"{page}: {path}"
+            )
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = [page for pages in navigation((DOCS / "index.md").read_text(encoding="utf-8")).values() for page in pages]
-    assert sorted(f"docs/{page}.md" for page in [*listed, "index"]) == [p for p in PAGES if p.startswith("docs/")]
+    listed = [
+        page
+        for pages in navigation((DOCS / "index.md").read_text(encoding="utf-8")).values()
+        for page in pages
+    ]
+    assert sorted(f"docs/{page}.md" for page in [*listed, "index"]) == [
+        p for p in PAGES if p.startswith("docs/")
+    ]
 
 
 @pytest.mark.parametrize(
     ("file", "link", "expected"),
     [
-        ("docs/hosts.md", "operations.md#settings", "operations.md#settings"),
+        ("docs/deployment.md", "operations.md#settings", "operations.md#settings"),
         ("docs/measured/cycles.md", "../kernels.md", "../kernels.md"),
-        ("docs/hosts.md", "../deploy", "https://github.com/OWNER/orca-jax/tree/main/deploy"),
-        ("docs/hosts.md", "../README.md", "index.md"),
-        ("docs/hosts.md", "https://example.com/a", "https://example.com/a"),
-        ("docs/hosts.md", "../nowhere.txt", "../nowhere.txt"),
+        ("docs/deployment.md", "../deploy", "https://github.com/OWNER/orca-jax/tree/main/deploy"),
+        ("docs/deployment.md", "../README.md", "index.md"),
+        ("docs/deployment.md", "https://example.com/a", "https://example.com/a"),
+        ("docs/deployment.md", "../nowhere.txt", "../nowhere.txt"),
     ],
 )
 def test_links_in_the_site(file: str, link: str, expected: str) -> None:
@@ -86,14 +112,19 @@ def test_links_in_the_site(file: str, link: str, expected: str) -> None:
 
 
 def test_links_of_a_page_that_lies_elsewhere() -> None:
-    text = relinked("[a](docs/api.md#x) [b](LICENSE)", ROOT / "CONTRIBUTING.md", DOCS / "contributing.md")
+    text = relinked(
+        "[a](docs/api.md#x) [b](LICENSE)", ROOT / "CONTRIBUTING.md", DOCS / "contributing.md"
+    )
     assert text == "[a](api.md#x) [b](https://github.com/OWNER/orca-jax/blob/main/LICENSE)"
 
 
 def test_pictures_follow_the_theme() -> None:
     dark = '<source media="(prefers-color-scheme: dark)" srcset="b.png">'
     text = themed(f'<picture>\n  {dark}\n  <img alt="x" src="a.png">\n</picture>')
-    assert text == '<img class="only-light" alt="x" src="a.png"><img class="only-dark" alt="x" src="b.png">'
+    assert (
+        text
+        == '<img class="only-light" alt="x" src="a.png"><img class="only-dark" alt="x" src="b.png">'
+    )
 
 
 @pytest.mark.slow
@@ -104,21 +135,28 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|source|iframe)[^>]*\ssrc(?:set)?="([^"]+)"', text)
         loaded += re.findall(r'<link rel="(?:stylesheet|preload|icon)"[^>]*href="([^"]+)"', text)
-        is_whole = page.name == "burst.html"  # the page of a timeline has style, script and data in it
-        assert bool(loaded) is not is_whole and not [address for address in loaded if "//" in address], page.name
+        # the page of a timeline has style, script and data in it
+        is_whole = page.name == "burst.html"
+        assert bool(loaded) is not is_whole and not [
+            address for address in loaded if "//" in address
+        ], page.name
         for address in loaded:
             assert (page.parent / re.split("[?#]", address)[0]).exists(), f"{page.name}: {address}"
 
 
 @pytest.mark.slow
 @OF_MYST
-@pytest.mark.parametrize("fault", ["[a](nowhere.md)", "[a](hosts.md#nowhere)", "![a](nowhere.svg)"])
-def test_the_build_refuses_a_broken_link(fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "fault", ["[a](nowhere.md)", "[a](deployment.md#nowhere)", "![a](nowhere.svg)"]
+)
+def test_the_build_refuses_a_broken_link(
+    fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
-    for name in ("hosts.md", "contributing.md"):
+    for name in ("deployment.md", "contributing.md"):
         shutil.copy(DOCS / name, docs)
-    listed = "# Site\n\n## Pages\n\n- [a](hosts.md)\n- [b](contributing.md)\n"
+    listed = "# Site\n\n## Pages\n\n- [a](deployment.md)\n- [b](contributing.md)\n"
     (docs / "index.md").write_text(f"{listed}\n{fault}\n", encoding="utf-8")
     assert build(tmp_path / "site", tmp_path / "cache", docs) != 0
     assert "nowhere" in capfd.readouterr().err

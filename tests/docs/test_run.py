@@ -39,7 +39,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, machine.clone / name)
-    (machine.bin / "python").write_text(PYTHON.format(python=sys.executable, bin=machine.bin), encoding="utf-8")
+    (machine.bin / "python").write_text(
+        PYTHON.format(python=sys.executable, bin=machine.bin), encoding="utf-8"
+    )
     (machine.bin / "python").chmod(0o755)
     machine.run("python3 -m venv .venv")
     for name, text in FILES.items():
@@ -71,4 +73,6 @@ def test_the_blocks_of_a_page(page: str, machine: Machine) -> None:
         for left in machine.clone.glob("out.jsonl*"):
             assert left.stat().st_size
             left.unlink()
-    assert {path: path.read_bytes() for path in before} == before, "a figure of the page is not current"
+    assert {path: path.read_bytes() for path in before} == before, (
+        "a figure of the page is not current"
+    )

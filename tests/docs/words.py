@@ -11,7 +11,8 @@ from tests.project.source import ROOT
 
 GENERATED = ("docs/api.md", "docs/conformance.md", "docs/models.md", "docs/peers.md")
 _PARTS = re.compile(r"<!-- (?:from lab|begin): .*?<!-- end.*?-->", re.DOTALL)
-_MEASURED = re.compile(r"^\|.*\n?", re.MULTILINE)  # the rows of tables below docs/measured, written by tests/aot
+# the rows of tables below docs/measured, written by tests/aot
+_MEASURED = re.compile(r"^\|.*\n?", re.MULTILINE)
 
 
 def without_parts(text: str) -> str:
@@ -29,7 +30,9 @@ def by_hand(page: str) -> int:
 
 def by_page() -> dict[str, int]:
     """Return the words of each page below `docs/` that is written by hand."""
-    return {page: by_hand(page) for page in PAGES if page.startswith("docs/") and page not in GENERATED}
+    return {
+        page: by_hand(page) for page in PAGES if page.startswith("docs/") and page not in GENERATED
+    }
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.errors import RequestError
 from orca_jax.llm.embed import EmbeddingRequestOutput
 from orca_jax.sim.toy import toy_pooled
-from orca_jax.step import StepPlan
+from orca_jax.values.errors import RequestError
+from orca_jax.values.step import StepPlan
 from tests.sim.oracle import toy_generate
 
 PROMPTS = [[1, 2, 3], list(range(40)), [7], [9] * 25]
@@ -62,7 +62,10 @@ def test_embeddings_do_not_depend_on_the_schedule(settings: dict[str, Any], pool
             ids = list(output.prompt_token_ids)
             assert list(output.outputs[0].token_ids) == toy_generate(ids, params, vocab_size=257)
         llm.engine.pool.check_integrity()
-        assert llm.engine.stats.free_pages == llm.engine.stats.num_pages and llm.engine.stats.running == 0
+        assert (
+            llm.engine.stats.free_pages == llm.engine.stats.num_pages
+            and llm.engine.stats.running == 0
+        )
 
 
 @pytest.fixture
@@ -86,19 +89,31 @@ def test_embeddings_and_texts_share_iterations(plans: list[StepPlan]) -> None:
         llm._turns.step()
         llm.embed(PROMPTS[:3], "mean", use_tqdm=False)
         list(texts)
-    mixed = [plan for plan in plans if {member.pools is not None for member in plan.members} == {True, False}]
+    mixed = [
+        plan
+        for plan in plans
+        if {member.pools is not None for member in plan.members} == {True, False}
+    ]
     assert mixed, "no plan has both kinds"
     for plan in plans:
         for member in plan.members:
             assert member.pools is None or not member.is_sampling, "an embedding draws no token"
-    uses = [member.pools for plan in plans for member in plan.members if len(member.ids) + member.start == 40]
-    assert uses == ["mean"] and {"sum"} < {member.pools for plan in plans for member in plan.members}
+    uses = [
+        member.pools
+        for plan in plans
+        for member in plan.members
+        if len(member.ids) + member.start == 40
+    ]
+    assert uses == ["mean"] and {"sum"} < {
+        member.pools for plan in plans for member in plan.members
+    }
 
 
 def test_prefixes_are_read_for_last_tokens_alone() -> None:
     with toy() as llm:
         counts = [
-            llm.embed([list(range(40))], pooling, use_tqdm=False)[0].num_cached_tokens for pooling in POOLINGS * 2
+            llm.embed([list(range(40))], pooling, use_tqdm=False)[0].num_cached_tokens
+            for pooling in POOLINGS * 2
         ]
     assert counts == [0, 0, 39, 0]
 
@@ -108,7 +123,9 @@ def test_vectors_have_a_length_of_one() -> None:
         (output,) = llm.embed("abc", use_tqdm=False)
         raw = expected(list(b"abc"), "last")
         length = math.hypot(*raw)
-        assert output.outputs.embedding == pytest.approx([value / length for value in raw], rel=1e-6)
+        assert output.outputs.embedding == pytest.approx(
+            [value / length for value in raw], rel=1e-6
+        )
         assert math.hypot(*output.outputs.embedding) == pytest.approx(1, rel=1e-6)
 
 
@@ -116,7 +133,11 @@ def test_a_prompt_may_fill_the_context() -> None:
     with toy() as llm:
         (output,) = llm.embed([[3] * 64], normalize=False, use_tqdm=False)
         assert output.outputs.embedding == expected([3] * 64, "last")
-        for wrong, problem in (([3] * 65, "64; shorten"), ([], "empty"), ([257], "outside the model")):
+        for wrong, problem in (
+            ([3] * 65, "64; shorten"),
+            ([], "empty"),
+            ([257], "outside the model"),
+        ):
             with pytest.raises(RequestError, match=problem) as caught:
                 llm.embed([wrong])
             assert caught.value.param == "prompts[0]"

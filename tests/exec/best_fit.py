@@ -58,5 +58,7 @@ class BestFit:
         chunk.is_free = True
         at = self._chunks.index(chunk)
         for first in (at, at - 1):
-            if 0 <= first < len(self._chunks) - 1 and all(each.is_free for each in self._chunks[first : first + 2]):
+            if 0 <= first < len(self._chunks) - 1 and all(
+                each.is_free for each in self._chunks[first : first + 2]
+            ):
                 self._chunks[first].size += self._chunks.pop(first + 1).size

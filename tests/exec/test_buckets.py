@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.exec.buckets import bucket_for, default_buckets, launches, measured_sizes, sampler_widths
-from orca_jax.step import Member
+from orca_jax.exec.buckets import (
+    bucket_for,
+    default_buckets,
+    launches,
+    measured_sizes,
+    sampler_widths,
+)
+from orca_jax.values.step import Member
 
 
 def member(row: int, num_tokens: int) -> Member:
@@ -30,7 +36,10 @@ def test_few_programs_if_padding_is_skipped() -> None:
     assert default_buckets(512, skips_padding=True) == (1, 8, 32, 128, 512)
     assert default_buckets(600, skips_padding=True) == (1, 8, 32, 128, 512, 600)
     assert default_buckets(20, skips_padding=True) == (1, 8, 20)
-    assert (sampler_widths(100), sampler_widths(100, can_skip=True)) == ((8, 16, 32, 64, 100), (1, 100))
+    assert (sampler_widths(100), sampler_widths(100, can_skip=True)) == (
+        (8, 16, 32, 64, 100),
+        (1, 100),
+    )
 
 
 def test_sizes_between_buckets_are_measured_if_padding_is_skipped() -> None:

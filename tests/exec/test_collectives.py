@@ -9,11 +9,11 @@ import jax
 import pytest
 from flax import nnx
 
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.programs import ProgramName, Programs
-from orca_jax.layer_config import ExpertsConfig, RopeConfig
 from orca_jax.model.load import abstract_decoder, tensor_mesh
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RopeConfig
 from tests.exec.test_executor import MODEL
 
 pytestmark = [
@@ -70,7 +70,9 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
     if form != "scanned":
         decoder.unstack(switched=form == "switched")
     cache = CacheConfig(one_group(decoder.config.layer_caches), (100,), 8, "float32")
-    config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None, copies_blocks=True)
+    config = ExecutorConfig(
+        "float32", devices, (TOKENS,), ROWS, 64, cache, None, None, copies_blocks=True
+    )
     programs = Programs(decoder, config, mesh)
     return collectives(programs.lowerings()[name]().compile())
 
@@ -92,14 +94,20 @@ def test_a_layer_has_two_all_reduces(model: ModelConfig, devices: int, form: For
     in_layers = [each for each in found if each not in lookup]
     assert [(each.kind, each.shapes) for each in lookup] == [("all-reduce", ((TOKENS, EMBEDDING),))]
     assert {each.kind for each in in_layers} == {"all-reduce"}
-    assert all(each.shapes[0][1:] == (EMBEDDING,) for each in in_layers), "the outputs of attention and MLP"
+    assert all(each.shapes[0][1:] == (EMBEDDING,) for each in in_layers), (
+        "the outputs of attention and MLP"
+    )
     if form == "scanned":
         assert len(in_layers) == 2, "in the one body of the loop"
     else:
         assert len(in_layers) == 2 * model.num_layers
     if form == "switched":
-        branches = {re.search(r"/while/body/.*/branch_(\d+)_fun/", each.place)[1] for each in in_layers}
-        assert branches == set(map(str, range(model.num_layers))), "two in each branch, and each pass runs one"
+        branches = {
+            re.search(r"/while/body/.*/branch_(\d+)_fun/", each.place)[1] for each in in_layers
+        }
+        assert branches == set(map(str, range(model.num_layers))), (
+            "two in each branch, and each pass runs one"
+        )
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -108,7 +116,9 @@ def test_a_copy_of_blocks_is_one_on_each_device(devices: int) -> None:
     assert compiled(LLAMA, devices, "switched", ("copy_blocks", 0)) == []
 
 
-@pytest.mark.parametrize(("name", "devices"), [pytest.param("plain", 2, marks=pytest.mark.slow), ("full", 4)])
+@pytest.mark.parametrize(
+    ("name", "devices"), [pytest.param("plain", 2, marks=pytest.mark.slow), ("full", 4)]
+)
 def test_samplers_gather_no_logits(name: str, devices: int) -> None:
     """The largest arrays that shards exchange are the candidates of a window: 256 for each row and device."""
     width = 8

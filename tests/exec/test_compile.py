@@ -10,18 +10,29 @@ import jax.numpy as jnp
 import pytest
 
 from orca_jax.assembly.resolve import cache_directory
-from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache, compile_one, compiler_options
+from orca_jax.exec.compile import (
+    CompileCounter,
+    compile_all,
+    compile_cache,
+    compile_one,
+    compiler_options,
+)
 from orca_jax.exec.program_store import ProgramStore
-from orca_jax.startup import StartTimes
+from orca_jax.values.platforms import platform_named
+from orca_jax.values.startup import StartTimes
 from tests.users import as_user, needs_root, reachable_folder
 
 
 def test_one_generation_of_tpus_all_gpus_and_cpus_with_the_library_have_options() -> None:
-    assert compiler_options("cpu", "cpu", has_library=True)
-    assert compiler_options("tpu", "TPU7x")
-    assert compiler_options("gpu", "NVIDIA H200") == compiler_options("gpu", "NVIDIA A100-SXM4-40GB") != {}
+    assert compiler_options(platform_named("cpu"), "cpu", has_library=True)
+    assert compiler_options(platform_named("tpu"), "TPU7x")
+    assert (
+        compiler_options(platform_named("gpu"), "NVIDIA H200")
+        == compiler_options(platform_named("gpu"), "NVIDIA A100-SXM4-40GB")
+        != {}
+    )
     others = ("tpu", "TPU v6 lite"), ("tpu", "TPU v5"), ("cpu", "cpu")
-    assert not any(compiler_options(*kind) for kind in others)
+    assert not any(compiler_options(platform_named(name), kind) for name, kind in others)
 
 
 def test_an_option_unknown_to_xla_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +64,9 @@ def test_an_unwritable_cache_is_left_out_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert compiled_in(str(tmp_path / place)).tolist() == [3, 3]
     (record,) = caplog.records
-    assert str(tmp_path / place) in record.getMessage() and "cannot be written" in record.getMessage()
+    assert (
+        str(tmp_path / place) in record.getMessage() and "cannot be written" in record.getMessage()
+    )
     assert jax.config.jax_compilation_cache_dir == before
 
 
@@ -84,7 +97,9 @@ def test_a_cache_that_cannot_be_reached_is_left_out(caplog: pytest.LogCaptureFix
     assert "cannot be written: Permission denied" in caplog.text
 
 
-def test_programs_that_others_could_have_written_are_not_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_programs_that_others_could_have_written_are_not_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     compiled_in(str(tmp_path))
     for path in tmp_path.iterdir():
         path.chmod(0o666)
@@ -103,7 +118,7 @@ def test_a_file_of_others_that_stays_means_no_cache(
 
     (tmp_path / "program").touch()
     (tmp_path / "program").chmod(0o666)
-    monkeypatch.setattr("orca_jax.cache_files.os.unlink", refuse)
+    monkeypatch.setattr("orca_jax.helpers.cache_files.os.unlink", refuse)
     before = jax.config.jax_compilation_cache_dir
     with caplog.at_level(logging.WARNING), compile_cache(str(tmp_path)):
         assert jax.config.jax_compilation_cache_dir == before

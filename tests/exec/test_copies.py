@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.config import PageDType, PageLayout
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.kernels.kv_pages import LAYOUTS, copy_blocks, pages_shape
-from orca_jax.step import BlockCopy, Member, StepPlan
+from orca_jax.values.config import PageDType, PageLayout
+from orca_jax.values.step import BlockCopy, Member, StepPlan
 from tests.exec.test_groups import PAGE_SIZE, Host, executor_of, slow
 from tests.sampling import GREEDY
 
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.usefixtures("compiled_when_used")
 def test_a_block_is_copied_with_its_scales(layout: PageLayout, dtype: PageDType) -> None:
     """Three layers and five blocks; the same copy twice changes nothing."""
     shapes, draw = pages_shape(layout, 15, 2, 4, 8, jnp.dtype(dtype)), np.random.default_rng(0)
-    pages = jax.tree.map(lambda x: jnp.asarray(draw.integers(0, 100, x.shape)).astype(x.dtype), shapes)
+    pages = jax.tree.map(
+        lambda x: jnp.asarray(draw.integers(0, 100, x.shape)).astype(x.dtype), shapes
+    )
     copied = copy_blocks(pages, jnp.array([[1, 4], [0, 2], [0, 2]], jnp.int32), 5)
     for before, after in zip(jax.tree.leaves(pages), jax.tree.leaves(copied), strict=True):
         expected = np.array(before).reshape(3, 5, *before.shape[1:])
@@ -51,7 +53,9 @@ def test_a_copy_is_made_in_place(layout: PageLayout, num_copies: int) -> None:
     ("name", "shards", "stages"),
     [("gemma3-one-kv-head", 1, 1), slow("gemma2", 2, 1), slow("gemma3-one-kv-head", 1, 2)],
 )
-def test_a_row_continues_within_a_copied_page(name: str, shards: int, stages: int, program_cache: str) -> None:
+def test_a_row_continues_within_a_copied_page(
+    name: str, shards: int, stages: int, program_cache: str
+) -> None:
     """Two rows have the same ten ids, and the second computes those after the ninth alone."""
     first = executor_of(name, "switched", shards, stages, program_cache, "xla", copies=True)
     ids = [int(each) for each in np.random.default_rng(2).integers(3, 97, 10)]
@@ -61,7 +65,9 @@ def test_a_row_continues_within_a_copied_page(name: str, shards: int, stages: in
     shared = [entries[:num_full] for entries in host.entries[0]]
     sources = [entries[num_full] for entries in host.entries[0]]
     targets = [host.free.pop() for _ in sources]
-    copies = tuple(BlockCopy(group, *pair) for group, pair in enumerate(zip(sources, targets, strict=True)))
+    copies = tuple(
+        BlockCopy(group, *pair) for group, pair in enumerate(zip(sources, targets, strict=True))
+    )
     blocks = tuple([*entries, target] for entries, target in zip(shared, targets, strict=True))
     member = Member("1", 1, 9, ids[9:], True, False, 0, blocks, GREEDY)
     assert tokens(first, member, copies) == [expected]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import LayerCache, PageShape, one_group
-from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.expected import LaunchTimes
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.probe import probe
+from orca_jax.values.cache_spec import LayerCache, PageShape, one_group
+from orca_jax.values.config import CacheConfig, ExecutorConfig
 
 ROWS, LENGTH = 4, 64
 GROUPS = one_group([LayerCache(PageShape(2, 8))])
@@ -23,14 +23,27 @@ def probed(size: int, **changes: int) -> dict[str, np.ndarray]:
 
 def test_a_small_launch_has_a_token_of_each_request() -> None:
     view = probed(3)
-    assert view["query_len"].tolist() == [1, 1, 1, 0] and view["query_start"].tolist() == [0, 1, 2, 0]
-    assert view["context_len"].tolist() == [LENGTH] * 3 + [0] and view["positions"].tolist() == [LENGTH - 1] * 3
+    assert view["query_len"].tolist() == [1, 1, 1, 0] and view["query_start"].tolist() == [
+        0,
+        1,
+        2,
+        0,
+    ]
+    assert (
+        view["context_len"].tolist() == [LENGTH] * 3 + [0]
+        and view["positions"].tolist() == [LENGTH - 1] * 3
+    )
     assert (view["token_row"] == ROWS).all(), "a token with a row would be written to the history"
 
 
 def test_a_large_launch_has_a_part_of_a_prompt_too() -> None:
     view = probed(16)
-    assert view["query_len"].tolist() == [1, 1, 1, 13] and view["query_start"].tolist() == [0, 1, 2, 3]
+    assert view["query_len"].tolist() == [1, 1, 1, 13] and view["query_start"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert view["context_len"].tolist() == [LENGTH] * 3 + [13]
     assert view["positions"].tolist() == [LENGTH - 1] * 3 + list(range(13))
 
@@ -49,9 +62,13 @@ def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -
     times.measure_sampler(lambda: 0, is_plain=True)
     times.measure_sampler(lambda: 0, is_plain=False)
     assert times.usual() == {8: 1.5} and times.longest((8,), 2.0) == {8: 4.0}
-    assert times.longest((8, 32), 2.0) == {8: 4.0, 32: 10.0}, "four times the tokens, and one sampler"
+    assert times.longest((8, 32), 2.0) == {8: 4.0, 32: 10.0}, (
+        "four times the tokens, and one sampler"
+    )
     kept = LaunchTimes.from_bytes(times.to_bytes())
-    assert kept is not None and kept.usual() == times.usual() and kept.longest((8,), 2.0) == {8: 4.0}
+    assert (
+        kept is not None and kept.usual() == times.usual() and kept.longest((8,), 2.0) == {8: 4.0}
+    )
     assert LaunchTimes.from_bytes(None) is None
 
 

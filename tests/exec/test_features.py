@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.exec.executor import JaxExecutor
-from orca_jax.request import TokenLogprobs
-from orca_jax.step import Member, RowSampling, StepPlan, StepResult
+from orca_jax.values.request import TokenLogprobs
+from orca_jax.values.step import Member, RowSampling, StepPlan, StepResult
 from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, narrow_executor, plan
 from tests.sampling import row_sampling
 
@@ -25,10 +25,14 @@ def executor(program_cache: str, compiled_once: None) -> Iterator[JaxExecutor]:
     executor.close()
 
 
-def first_of(row: int, sampling: RowSampling, ids: Sequence[int] = PROMPT, **settings: object) -> Member:
+def first_of(
+    row: int, sampling: RowSampling, ids: Sequence[int] = PROMPT, **settings: object
+) -> Member:
     """The member of a request's first iteration, in pages of its row."""
     pages = range(row * 8, row * 8 + 8)
-    return Member("r", row, 0, ids, is_sampling=True, new_blocks=(pages,), sampling=sampling)._replace(**settings)
+    return Member(
+        "r", row, 0, ids, is_sampling=True, new_blocks=(pages,), sampling=sampling
+    )._replace(**settings)
 
 
 def next_of(row: int, start: int, token: int, **settings: object) -> Member:
@@ -61,14 +65,18 @@ def test_greedy_tokens_are_the_most_probable_reported_ones(executor: JaxExecutor
     tokens, reported = reported_tokens(executor, WITH_LOGPROBS, 4)
     assert tokens == [entry.top_ids[0] for entry in reported]
     assert all(entry.rank == 1 and entry.logprob == entry.top_logprobs[0] for entry in reported)
-    assert all(list(entry.top_logprobs) == sorted(entry.top_logprobs, reverse=True) for entry in reported)
+    assert all(
+        list(entry.top_logprobs) == sorted(entry.top_logprobs, reverse=True) for entry in reported
+    )
     plain, nothing = reported_tokens(executor, GREEDY, 4)
     assert (plain, nothing) == (tokens, [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_as_many_are_reported_as_requested(executor: JaxExecutor, count: int) -> None:
-    _, [reported] = reported_tokens(executor, row_sampling(logprobs=count, num_prompt=len(PROMPT)), 1)
+    _, [reported] = reported_tokens(
+        executor, row_sampling(logprobs=count, num_prompt=len(PROMPT)), 1
+    )
     assert (len(reported.top_ids), len(reported.top_logprobs)) == (count, count)
 
 
@@ -79,7 +87,11 @@ def test_penalties_count_generated_tokens_of_earlier_iterations(executor: JaxExe
     logits. With at most nine generated tokens, the best of all is among twenty.
     """
     tokens, reported = reported_tokens(
-        executor, row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.3, frequency_penalty=0.2), 9
+        executor,
+        row_sampling(
+            logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.3, frequency_penalty=0.2
+        ),
+        9,
     )
     for position, (token, entry) in enumerate(zip(tokens, reported, strict=True)):
         before = tokens[:position]
@@ -93,7 +105,9 @@ def test_penalties_count_generated_tokens_of_earlier_iterations(executor: JaxExe
 
 def test_a_preempted_request_is_penalised_as_before(executor: JaxExecutor) -> None:
     """Its generated tokens are processed again like a prompt, in another row, and still count as generated."""
-    sampling = row_sampling(logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.5, repetition_penalty=1.2)
+    sampling = row_sampling(
+        logprobs=20, num_prompt=len(PROMPT), presence_penalty=0.5, repetition_penalty=1.2
+    )
     tokens, _ = reported_tokens(executor, sampling, 6)
     again = run(executor, plan(first_of(2, sampling, [*PROMPT, *tokens[:5]])))
     assert again.token_ids == tokens[5:]
@@ -116,20 +130,33 @@ def test_penalties_see_a_token_that_is_still_on_the_device(executor: JaxExecutor
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
 
-def test_a_constrained_member_draws_an_allowed_id_and_the_others_as_before(executor: JaxExecutor) -> None:
+def test_a_constrained_member_draws_an_allowed_id_and_the_others_as_before(
+    executor: JaxExecutor,
+) -> None:
     free, [reported] = reported_tokens(executor, WITH_LOGPROBS, 1)
     second, third = reported.top_ids[1:3]
     both = plan(first_of(0, GREEDY, is_constrained=True), first_of(1, GREEDY))
     assert run(executor, both, (1 << second) | (1 << third)).token_ids == [second, free[0]]
     after = plan(
-        Member("r", 0, 5, [], is_sampling=True, last_on_device=True, num_old_blocks=8, is_constrained=True),
+        Member(
+            "r",
+            0,
+            5,
+            [],
+            is_sampling=True,
+            last_on_device=True,
+            num_old_blocks=8,
+            is_constrained=True,
+        ),
         next_of(1, 5, free[0]),
     )
     known = plan(next_of(0, 5, second, is_constrained=True), next_of(1, 5, free[0]))
     assert run(executor, after, EVERYTHING).token_ids == run(executor, known, EVERYTHING).token_ids
 
 
-def test_sets_go_to_constrained_members_in_the_plans_order_over_several_launches(executor: JaxExecutor) -> None:
+def test_sets_go_to_constrained_members_in_the_plans_order_over_several_launches(
+    executor: JaxExecutor,
+) -> None:
     """27 tokens are more than one launch of 8, and the increment comes first on the device."""
     run(executor, plan(first_of(0, GREEDY)))
     step = plan(
@@ -159,7 +186,9 @@ def test_the_order_of_submit_constrain_and_collect_is_checked(executor: JaxExecu
 IDS = [*PROMPT, 11, 12, 13, 14, 15, 16, 17, 18]
 
 
-def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Member) -> list[TokenLogprobs]:
+def scored(
+    executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Member
+) -> list[TokenLogprobs]:
     """The scores of `IDS` from the second on, with its tokens in chunks ending at `cuts`."""
     ends, out = [*cuts, len(IDS)], []
     for start, end in zip([0, *cuts], ends, strict=True):
@@ -177,7 +206,8 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             num_top_targets=2,
         )
         result = run(executor, plan(member, *mates.values()))
-        out += [entry for each in result.members for entry in each.scores]  # only the last token has no target
+        # only the last token has no target
+        out += [entry for each in result.members for entry in each.scores]
         assert len(result.token_ids) == last + sum(mate.is_sampling for mate in mates.values())
     return out
 
@@ -195,21 +225,32 @@ def step_by_step(executor: JaxExecutor) -> list[TokenLogprobs]:
 
 
 def check_close(ours: Sequence[TokenLogprobs], theirs: Sequence[TokenLogprobs]) -> None:
-    assert [(entry.rank, entry.top_ids) for entry in ours] == [(entry.rank, entry.top_ids) for entry in theirs]
-    np.testing.assert_allclose([entry.logprob for entry in ours], [entry.logprob for entry in theirs], atol=1e-5)
-    np.testing.assert_allclose([e.top_logprobs for e in ours], [e.top_logprobs for e in theirs], atol=1e-5)
+    assert [(entry.rank, entry.top_ids) for entry in ours] == [
+        (entry.rank, entry.top_ids) for entry in theirs
+    ]
+    np.testing.assert_allclose(
+        [entry.logprob for entry in ours], [entry.logprob for entry in theirs], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        [e.top_logprobs for e in ours], [e.top_logprobs for e in theirs], atol=1e-5
+    )
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(1, len(IDS) - 1), max_size=4))
-def test_scores_are_those_of_generation_however_the_prompt_is_cut(executor: JaxExecutor, cuts: set[int]) -> None:
+def test_scores_are_those_of_generation_however_the_prompt_is_cut(
+    executor: JaxExecutor, cuts: set[int]
+) -> None:
     check_close(scored(executor, sorted(cuts)), step_by_step(executor))
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize(
     ("devices", "buckets"),
-    [(1, (1, 4)), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (100,)), (4, (4, 8))))],
+    [
+        (1, (1, 4)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (100,)), (4, (4, 8)))),
+    ],
 )
 def test_scores_depend_on_neither_buckets_nor_devices(
     executor: JaxExecutor,
@@ -224,7 +265,10 @@ def test_scores_depend_on_neither_buckets_nor_devices(
 
 
 def test_scoring_changes_neither_draws_nor_other_members(executor: JaxExecutor) -> None:
-    alone = run(executor, plan(first_of(0, GREEDY, IDS))).token_ids + run(executor, plan(first_of(1, GREEDY))).token_ids
+    alone = (
+        run(executor, plan(first_of(0, GREEDY, IDS))).token_ids
+        + run(executor, plan(first_of(1, GREEDY))).token_ids
+    )
     both = plan(first_of(0, GREEDY, IDS, targets=IDS[1:]), first_of(1, GREEDY))
     result = run(executor, both)
     assert result.token_ids == alone
@@ -260,9 +304,14 @@ def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
     executor.close()
 
 
-def test_a_request_without_features_gets_the_same_tokens_beside_others_with_them(executor: JaxExecutor) -> None:
+def test_a_request_without_features_gets_the_same_tokens_beside_others_with_them(
+    executor: JaxExecutor,
+) -> None:
     free = row_sampling(temperature=1.0, seed=7)
-    alone = [run(executor, plan(first_of(0, free))).token_ids[0], run(executor, plan(first_of(1, GREEDY))).token_ids[0]]
+    alone = [
+        run(executor, plan(first_of(0, free))).token_ids[0],
+        run(executor, plan(first_of(1, GREEDY))).token_ids[0],
+    ]
     for name, sampling in FEATURES.items():
         mixed = plan(first_of(2, sampling), first_of(0, free), first_of(1, GREEDY))
         assert run(executor, mixed).token_ids[1:] == alone, name

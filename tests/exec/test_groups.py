@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import NO_BLOCK, LayerGroup, form_groups
-from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.stage import StageModel
 from orca_jax.model.load import Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
-from orca_jax.step import Member, StepPlan
+from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup, form_groups
+from orca_jax.values.config import CacheConfig, ExecutorConfig
+from orca_jax.values.step import Member, StepPlan
 from tests.model.reference import REFERENCE
 from tests.sampling import GREEDY
 
@@ -67,20 +67,31 @@ def models_of(loading: Loading, form: str, shards: int, stages: int) -> list[Sta
 
 @cache
 def executor_of(
-    name: str, form: str, shards: int, stages: int, directory: str, attention: str, *, copies: bool = False
+    name: str,
+    form: str,
+    shards: int,
+    stages: int,
+    directory: str,
+    attention: str,
+    *,
+    copies: bool = False,
 ) -> JaxExecutor:
     loading = prepare_load(REFERENCE / name, dtype="float32")
     model, models = loading.config, models_of(loading, form, shards, stages)
     groups = form_groups(model.layer_caches, LENGTH)
     cache = CacheConfig(groups, (ROWS * len(groups) * 12,), PAGE_SIZE, "float32")
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, attention, directory)
-    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
+    return JaxExecutor(
+        models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies)
+    )
 
 
 def poisoned(executor: JaxExecutor) -> JaxExecutor:
     """The executor, with NaN wherever nothing was written."""
     for stage in executor.stages:
-        caches = jax.tree.map(lambda x: jax.device_put(jnp.full_like(x, jnp.nan), x.sharding), stage.state.caches)
+        caches = jax.tree.map(
+            lambda x: jax.device_put(jnp.full_like(x, jnp.nan), x.sharding), stage.state.caches
+        )
         stage.state = stage.state._replace(caches=caches)
     return executor
 
@@ -112,7 +123,10 @@ def test_tokens_are_those_of_transformers(
     """Prompts in chunks, and in members cut into launches; each block that is left holds other tokens at once."""
     executor = poisoned(executor_of(name, form, shards, stages, program_cache, attention))
     groups = executor.config.cache.groups
-    host, expected = Host(groups, executor.config.cache.num_blocks[0]), np.load(REFERENCE / name / "expected.npz")
+    host, expected = (
+        Host(groups, executor.config.cache.num_blocks[0]),
+        np.load(REFERENCE / name / "expected.npz"),
+    )
     contexts = [expected[f"ids_{row}"].tolist() for row in range(ROWS)]
     lengths = [len(ids) for ids in contexts]
     done = [0] * ROWS
@@ -121,12 +135,16 @@ def test_tokens_are_those_of_transformers(
         for row, ids in enumerate(contexts):
             if len(ids) < lengths[row] + 12:
                 part = ids[done[row] : done[row] + chunk]
-                members.append(host.member(row, done[row], part, is_sampling=done[row] + len(part) == len(ids)))
+                members.append(
+                    host.member(row, done[row], part, is_sampling=done[row] + len(part) == len(ids))
+                )
                 done[row] += len(part)
         result = executor.collect(executor.submit(StepPlan(0, tuple(members))))
         for member, found in zip(members, result.members, strict=True):
             contexts[member.row] += found.run
-            most = [group.most_blocks(len(contexts[member.row]), chunk, PAGE_SIZE) for group in groups]
+            most = [
+                group.most_blocks(len(contexts[member.row]), chunk, PAGE_SIZE) for group in groups
+            ]
             assert all(np.array(host.held(member.row)) <= most)
     for row, ids in enumerate(contexts):
         assert ids[lengths[row] :] == expected[f"greedy_{row}"].tolist()
@@ -153,5 +171,7 @@ def test_a_launch_has_the_entries_that_its_tokens_need() -> None:
 def test_an_entry_that_a_row_never_had_is_a_block() -> None:
     """Kernels may transfer a page before they know that it is past the context."""
     rows = RowTable(num_rows=1, num_pages=3, num_groups=2)
-    rows.update([Member("r", 0, 8, [7], is_sampling=False, new_blocks=([4, 5, 6], [NO_BLOCK, NO_BLOCK, 7]))])
+    rows.update(
+        [Member("r", 0, 8, [7], is_sampling=False, new_blocks=([4, 5, 6], [NO_BLOCK, NO_BLOCK, 7]))]
+    )
     assert rows.blocks[:, 0].tolist() == [[4, 5, 6], [0, 0, 7]]

@@ -17,14 +17,15 @@ from flax import nnx
 from orca_jax.assembly import resolve
 from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.executor import PlacedStage
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import cache_shape, largest_stack, workspace_bytes
 from orca_jax.model import transformer
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, EngineConfig, ModelConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_named
 from tests.covering import covering
 from tests.exec.best_fit import BestFit, OutOfMemory
 from tests.project.source import ROOT
@@ -44,7 +45,8 @@ MODELS = {"Llama-3-8B": LLAMA, "Qwen-14B": QWEN}
 CARDS = {"H200": 151_397_597_184, "80 GB": 80 << 30, "40 GB": 40 << 30}
 SHARE = 0.9  # of the card, for this process
 TEMPORARY = (0, 1 << 30, 2 << 30)  # bytes of the program that draws the weights
-TOO_SMALL = {("Qwen-14B", "40 GB")}  # weights take 29.5 GB and a stack 6.8 GB of 38.7: no request fits beside both
+# weights take 29.5 GB and a stack 6.8 GB of 38.7: no request fits beside both
+TOO_SMALL = {("Qwen-14B", "40 GB")}
 
 
 class Held:
@@ -72,7 +74,9 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[BestFit, ModelConfig, int
     layer_of = transformer._layer_of
 
     def held_layer(stack: Any, index: int) -> Any:
-        shape: Any = layer_of(jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=stack.sharding), index)
+        shape: Any = layer_of(
+            jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=stack.sharding), index
+        )
         return Held(stack.memory, shape) if isinstance(stack, Held) else shape
 
     monkeypatch.setattr(transformer, "_layer_of", held_layer)
@@ -80,7 +84,9 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[BestFit, ModelConfig, int
     def load(memory: BestFit, model: ModelConfig, temporary: int) -> Decoder:
         structure, state = stacked_shapes(model)
         in_use = memory.allocate(temporary)
-        decoder: Decoder = nnx.merge(structure, jax.tree.map(lambda leaf: Held(memory, leaf), state))
+        decoder: Decoder = nnx.merge(
+            structure, jax.tree.map(lambda leaf: Held(memory, leaf), state)
+        )
         memory.free(in_use)
         decoder.unstack()
         return decoder
@@ -101,12 +107,19 @@ def placed_on_gpu(model: ModelConfig, *, is_random: bool) -> Any:
     shapes = shapes_of(model)
     shapes.unstack()
     mesh = tensor_mesh(jax.devices()[:1])
-    device, weights = Mock(jax.Device, platform="gpu"), SimpleNamespace(is_random=is_random, dtype="bfloat16")
+    device, weights = (
+        Mock(jax.Device, platform="gpu"),
+        SimpleNamespace(is_random=is_random, dtype="bfloat16"),
+    )
     stages = (PlacedStage(mesh, shapes),)
-    return SimpleNamespace(platform="gpu", devices=[device], stages=stages, mesh=mesh, weights=weights)
+    return SimpleNamespace(
+        platform=platform_named("gpu"), devices=[device], stages=stages, mesh=mesh, weights=weights
+    )
 
 
-def allocate_pages(memory: BestFit, model: ModelConfig, config: CacheConfig, workspace: int) -> None:
+def allocate_pages(
+    memory: BestFit, model: ModelConfig, config: CacheConfig, workspace: int
+) -> None:
     """The pages as one array, and then the memory of programs."""
     (pages,) = jax.tree.leaves(cache_shape(config))
     for size in (math.prod(pages.shape) * pages.dtype.itemsize, workspace):
@@ -116,7 +129,9 @@ def allocate_pages(memory: BestFit, model: ModelConfig, config: CacheConfig, wor
 @pytest.mark.parametrize(
     ("name", "card", "source", "temporary"),
     covering([(*case, "files", 0) for case in product(MODELS, CARDS)], size=1)
-    + covering([(*case, "random", size) for *case, size in product(MODELS, CARDS, TEMPORARY)], size=1),
+    + covering(
+        [(*case, "random", size) for *case, size in product(MODELS, CARDS, TEMPORARY)], size=1
+    ),
 )
 def test_the_engine_allocates_its_pages(
     name: str,
@@ -126,8 +141,13 @@ def test_the_engine_allocates_its_pages(
     draw: Callable[[BestFit, ModelConfig, int], Decoder],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orca_jax.exec.cache._rounded", lambda number, bits: number)  # it would hide small holes
-    model, memory, settings = MODELS[name], BestFit(int(CARDS[card] * SHARE)), choices_of(EngineConfig("model"))
+    # it would hide small holes
+    monkeypatch.setattr("orca_jax.exec.cache._rounded", lambda number, bits: number)
+    model, memory, settings = (
+        MODELS[name],
+        BestFit(int(CARDS[card] * SHARE)),
+        choices_of(EngineConfig("model")),
+    )
     placed = placed_on_gpu(model, is_random=source == "random")
 
     def size() -> CacheConfig:
@@ -139,11 +159,15 @@ def test_the_engine_allocates_its_pages(
         return
     config = size()
     weights = (draw if source == "random" else read_files)(memory, model, temporary)
-    allocate_pages(memory, model, config, workspace_bytes(model, 2048, settings.requests.num_rows, 8192))
+    allocate_pages(
+        memory, model, config, workspace_bytes(model, 2048, settings.requests.num_rows, 8192)
+    )
     assert weights is not None, "held until here"
 
 
-@pytest.mark.parametrize(("name", "card", "temporary"), covering(product(MODELS, CARDS, TEMPORARY), size=1))
+@pytest.mark.parametrize(
+    ("name", "card", "temporary"), covering(product(MODELS, CARDS, TEMPORARY), size=1)
+)
 def test_the_check_of_a_device_allocates_its_pages(
     name: str,
     card: str,
@@ -152,36 +176,47 @@ def test_the_check_of_a_device_allocates_its_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check import steps
-    from device_check.part import Setting
+    from lab.device_check import steps
+    from lab.device_check.part import Setting
 
     memory = BestFit(int(CARDS[card] * SHARE))
     model = steps.Model(Setting("gpu", dry_run=False), "preset:llama-3-8b")
     model.__dict__["config"] = MODELS[name]
-    monkeypatch.setattr(steps, "free_memory", lambda devices, share, needed: memory.free_bytes - needed)
+    monkeypatch.setattr(
+        steps, "free_memory", lambda devices, share, needed: memory.free_bytes - needed
+    )
     weights = draw(memory, MODELS[name], temporary)
     for rows in steps.ROWS:
         num_pages, beside = model.pages_that_fit(rows, rows, 1084), BestFit(memory.largest)
         assert num_pages > 0
         groups = one_group(model.config.layer_caches)
         config = CacheConfig(groups, (num_pages,), steps.PAGE_SIZE, "bfloat16", "token_major")
-        allocate_pages(beside, model.config, config, workspace_bytes(model.config, rows, rows, 1084))
+        allocate_pages(
+            beside, model.config, config, workspace_bytes(model.config, rows, rows, 1084)
+        )
     assert weights is not None, "held until here"
 
 
-def test_the_check_skips_a_model_whose_loading_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_skips_a_model_whose_loading_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check import steps
-    from device_check.part import Setting, Skip
+    from lab.device_check import steps
+    from lab.device_check.part import Setting, Skip
 
     model = steps.Model(Setting("gpu", dry_run=False), "preset:llama-3-8b")
-    monkeypatch.setattr(steps, "bytes_of_device", lambda: int(18e9 / steps.UTILIZATION))  # weights of 16.1 GB
+    # weights of 16.1 GB
+    monkeypatch.setattr(steps, "bytes_of_device", lambda: int(18e9 / steps.UTILIZATION))
     monkeypatch.setattr(steps, "random_decoder", lambda config, **_: pytest.fail("it loads"))
-    with pytest.raises(Skip, match=r"loading takes 18\.5 GiB of the device, and 16\.8 GiB are available"):
+    with pytest.raises(
+        Skip, match=r"loading takes 18\.5 GiB of the device, and 16\.8 GiB are available"
+    ):
         model.load()
 
 
-def test_one_array_of_all_free_memory_does_not_fit(draw: Callable[[BestFit, ModelConfig, int], Decoder]) -> None:
+def test_one_array_of_all_free_memory_does_not_fit(
+    draw: Callable[[BestFit, ModelConfig, int], Decoder],
+) -> None:
     """The model of the allocator shows the holes: the largest free chunk is smaller by the largest stack."""
     memory = BestFit(int(CARDS["H200"] * SHARE))
     weights = draw(memory, LLAMA, 0)
@@ -198,7 +233,9 @@ def test_chunks_are_split_and_joined() -> None:
     memory = BestFit(4 << 30)
     first, second, third = (memory.allocate(1 << 30) for _ in range(3))
     memory.free(first)
-    assert memory.allocate(512 << 20) is first, "of two free chunks of a GiB the first; a split leaves a half"
+    assert memory.allocate(512 << 20) is first, (
+        "of two free chunks of a GiB the first; a split leaves a half"
+    )
     memory.free(second)
     assert memory.largest == 3 << 29, "a half and a whole are joined"
     memory.free(third)

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.exec import cache, host
 from orca_jax.exec.host import free_memory, num_processors, num_sockets
+from orca_jax.values.errors import ConfigError
 
 GIB = 2**30
 V2 = "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw"
@@ -41,9 +41,24 @@ def v1(controller: str, mount_root: str = "/") -> str:
 MEMORY = {
     "no groups": ("", "", {}, 18),
     "no limit": ("0::/a", V2, {"a__memory.max": "max", "a__memory.current": GIB}, 18),
-    "a container with its own group as root": ("0::/", V2, {"memory.max": 2 * GIB, "memory.current": GIB // 2}, 1.5),
-    "memory.high is a limit too": ("0::/", V2, {"memory.max": 4 * GIB, "memory.high": 3 * GIB, "memory.current": 0}, 3),
-    "a limit of an outer group": ("0::/a/b/c", V2, {"a__b__c__memory.max": "max", "a__memory.max": 2 * GIB}, 2),
+    "a container with its own group as root": (
+        "0::/",
+        V2,
+        {"memory.max": 2 * GIB, "memory.current": GIB // 2},
+        1.5,
+    ),
+    "memory.high is a limit too": (
+        "0::/",
+        V2,
+        {"memory.max": 4 * GIB, "memory.high": 3 * GIB, "memory.current": 0},
+        3,
+    ),
+    "a limit of an outer group": (
+        "0::/a/b/c",
+        V2,
+        {"a__b__c__memory.max": "max", "a__memory.max": 2 * GIB},
+        2,
+    ),
     "the least of all": (
         "0::/a/b",
         V2,
@@ -53,7 +68,11 @@ MEMORY = {
     "cached files can be given back": (
         "0::/",
         V2,
-        {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {2 * GIB}\nfile 7"},
+        {
+            "memory.max": 4 * GIB,
+            "memory.current": 3 * GIB,
+            "memory.stat": f"anon 5\ninactive_file {2 * GIB}\nfile 7",
+        },
         3,
     ),
     "nothing is left": ("0::/", V2, {"memory.max": GIB, "memory.current": 2 * GIB}, 0),
@@ -128,7 +147,9 @@ def test_processors_are_within_the_quotas_of_control_groups(
     assert num_processors(machine(tmp_path, cgroup, mounts, **files)) == min(8, most)
 
 
-def test_the_cache_is_sized_by_the_memory_of_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_sized_by_the_memory_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = machine(tmp_path, "0::/", V2, **{"memory.max": 2 * GIB, "memory.current": GIB})
     monkeypatch.setattr(host, "free_memory", partial(free_memory, root))
 
@@ -148,7 +169,9 @@ def sysconf(**numbers: int) -> Callable[[str], int]:
 
 def test_a_machine_without_proc_has_memory_and_processors(tmp_path: Path) -> None:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert free / 4 < free_memory(tmp_path) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert (
+        free / 4 < free_memory(tmp_path) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     assert num_processors(tmp_path) == num_processors()
 
 
@@ -158,7 +181,9 @@ def test_a_mac_has_a_third_of_its_memory(
     monkeypatch.setattr(os, "sysconf", sysconf(SC_PHYS_PAGES=GIB // 4096 * 24, SC_PAGE_SIZE=4096))
     with caplog.at_level(logging.INFO):
         assert free_memory(tmp_path) == 8 * GIB
-    assert caplog.messages == ["this system does not report its free memory: 8.0 GiB are taken as free, a third of all"]
+    assert caplog.messages == [
+        "this system does not report its free memory: 8.0 GiB are taken as free, a third of all"
+    ]
 
 
 @pytest.mark.parametrize("numbers", [{}, {"SC_AVPHYS_PAGES": -1, "SC_PHYS_PAGES": -1}])

@@ -6,7 +6,7 @@ import pytest
 
 from orca_jax.exec.results import IdleWatch
 from orca_jax.sim.toy import ToyExecutor
-from orca_jax.step import Member, StepPlan
+from orca_jax.values.step import Member, StepPlan
 from tests.sampling import row_sampling
 
 
@@ -104,13 +104,29 @@ def test_the_toy_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca_jax.sim.toy.time.perf_counter", clock)
     toy = ToyExecutor(7, num_blocks=(4,), page_size=4, num_rows=1, latency=10.0)
     sampling = row_sampling(num_prompt=1)
-    toy.submit(StepPlan(0, (Member("a", 0, 0, [1], is_sampling=True, new_blocks=((0,),), sampling=sampling),)))
+    toy.submit(
+        StepPlan(
+            0, (Member("a", 0, 0, [1], is_sampling=True, new_blocks=((0,),), sampling=sampling),)
+        )
+    )
     clock.now = 4  # still busy
-    toy.submit(StepPlan(1, (Member("a", 0, 1, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)))
+    toy.submit(
+        StepPlan(
+            1, (Member("a", 0, 1, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)
+        )
+    )
     clock.now = 25  # done at 20
-    toy.submit(StepPlan(2, (Member("a", 0, 2, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)))
+    toy.submit(
+        StepPlan(
+            2, (Member("a", 0, 2, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)
+        )
+    )
     assert toy.stats.idle_seconds == 5
     toy.rest()
     clock.now = 99
-    toy.submit(StepPlan(3, (Member("a", 0, 3, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)))
+    toy.submit(
+        StepPlan(
+            3, (Member("a", 0, 3, [], is_sampling=True, last_on_device=True, num_old_blocks=1),)
+        )
+    )
     assert toy.stats.idle_seconds == 5

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.cache import allocate_caches
 from orca_jax.exec.layers import flatten_module, make_layers, window_of_layer
 from orca_jax.exec.pack import Batch
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays
 from orca_jax.model.load import load_decoder
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, ExecutorConfig
 from tests.model.reference import REFERENCE, mesh_of
 
 PAGE_SIZE, NUM_PAGES = 8, 6
@@ -23,8 +23,14 @@ PAGE_SIZE, NUM_PAGES = 8, 6
     [
         ("gemma3-with-images", "scanned"),
         pytest.param("gemma3-with-images", "unrolled", marks=pytest.mark.slow),
-        *(pytest.param("gemma3", form, marks=pytest.mark.slow) for form in ("scanned", "unrolled", "switched")),
-        *(pytest.param("gemma2", form, marks=pytest.mark.slow) for form in ("scanned", "unrolled", "switched")),
+        *(
+            pytest.param("gemma3", form, marks=pytest.mark.slow)
+            for form in ("scanned", "unrolled", "switched")
+        ),
+        *(
+            pytest.param("gemma2", form, marks=pytest.mark.slow)
+            for form in ("scanned", "unrolled", "switched")
+        ),
     ],
 )
 def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> None:
@@ -41,7 +47,9 @@ def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> Non
     layers = jax.jit(make_layers(structure, model, config, mesh))
     row = jnp.zeros(tokens, jnp.int32)
     length = jnp.array([tokens], jnp.int32)
-    requests = RowArrays(jnp.arange(NUM_PAGES, dtype=jnp.int32)[None, ::-1], row[:1], length, length)
+    requests = RowArrays(
+        jnp.arange(NUM_PAGES, dtype=jnp.int32)[None, ::-1], row[:1], length, length
+    )
     batch = Batch(ids, row > 0, row, jnp.arange(tokens, dtype=jnp.int32), (requests,), row[:0])
     _, _, hidden = layers(weights, allocate_caches(config, model, mesh), None, batch, ids, None)
     ours = np.asarray(decoder.unembed(hidden))[:, : model.vocab_size]

@@ -8,10 +8,11 @@ from unittest.mock import Mock
 import jax
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.exec import memory
 from orca_jax.exec.cache import free_memory
 from orca_jax.exec.memory import claim_memory, limit_threads, usable_bytes
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_named
 
 CARD = 100_000
 NEW, OLD = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -36,24 +37,30 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_utilization_is_a_share_of_the_whole_gpu(
-    variable: str | None, taken: float, utilization: float, expected: float, monkeypatch: pytest.MonkeyPatch
+    variable: str | None,
+    taken: float,
+    utilization: float,
+    expected: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if variable is not None:
         monkeypatch.setenv(variable, str(taken))
     stats = {"bytes_limit": int(CARD * taken), "bytes_in_use": 1000}
-    assert usable_bytes(stats, "gpu", utilization) == pytest.approx(expected * CARD, abs=2)
+    assert usable_bytes(stats, platform_named("gpu"), utilization) == pytest.approx(
+        expected * CARD, abs=2
+    )
     device = Mock(jax.Device, platform="gpu", memory_stats=lambda: stats)
     assert free_memory([device], utilization, 2000) == pytest.approx(expected * CARD - 3000, abs=2)
 
 
 def test_a_tpu_reports_all_of_its_memory() -> None:
-    assert usable_bytes({"bytes_limit": CARD}, "tpu", 0.9) == 90_000
+    assert usable_bytes({"bytes_limit": CARD}, platform_named("tpu"), 0.9) == 90_000
 
 
 @pytest.mark.parametrize("stats", [None, {"bytes_in_use": 5}], ids=["none", "no limit"])
 def test_a_device_of_unknown_size_needs_num_pages(stats: dict[str, int] | None) -> None:
     with pytest.raises(ConfigError, match="set num_pages"):
-        usable_bytes(stats, "gpu", 0.9)
+        usable_bytes(stats, platform_named("gpu"), 0.9)
 
 
 def test_a_share_set_by_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +85,7 @@ def test_the_share_is_set_before_jax_starts() -> None:
     code = """
 import os, jax
 from orca_jax.assembly import engine
-from orca_jax.config import EngineConfig
+from orca_jax.values.config import EngineConfig
 
 def stop(*args, **options):
     print(os.environ.get("XLA_CLIENT_MEM_FRACTION"))
@@ -110,7 +117,7 @@ import os
 from pathlib import Path
 from orca_jax.assembly.devices import claim_devices
 from orca_jax.assembly.support import Facts
-from orca_jax.config import EngineConfig
+from orca_jax.values.config import EngineConfig
 from orca_jax.exec import host, memory
 from orca_jax.model.describe import read_model_config
 
@@ -124,12 +131,22 @@ print(names.count("tf_XLAEigen"), names.count("tf_XLAExecute"))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
-@pytest.mark.parametrize(("given", "threads"), [({}, "3 3"), ({"PJRT_NPROC": "5"}, "5 5"), ({"NPROC": "7"}, "7 7")])
+@pytest.mark.parametrize(
+    ("given", "threads"), [({}, "3 3"), ({"PJRT_NPROC": "5"}, "5 5"), ({"NPROC": "7"}, "7 7")]
+)
 def test_the_pools_of_xla_have_these_threads(given: dict[str, str], threads: str) -> None:
     """By themselves they have one for each processor of the affinity."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")
+    }
     run = subprocess.run(
-        [sys.executable, "-c", THREADS], env=variables | given, capture_output=True, text=True, check=True
+        [sys.executable, "-c", THREADS],
+        env=variables | given,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout.strip() == threads
 

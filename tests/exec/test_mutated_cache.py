@@ -27,7 +27,18 @@ from tests.mutations import mutate_bytes, shrinking
 
 SEED, CASES, PROCESSES = 31, 1000, 10
 KINDS = ("library", "program", "cache of JAX")
-DAMAGES = ("bytes", "bytes", "bytes", "bytes", "cut", "empty", "owner", "mode", "cut while read", "none")
+DAMAGES = (
+    "bytes",
+    "bytes",
+    "bytes",
+    "bytes",
+    "cut",
+    "empty",
+    "owner",
+    "mode",
+    "cut while read",
+    "none",
+)
 DECIDED = ("used", "warned")
 OTHER_USER = 20002
 
@@ -41,7 +52,14 @@ def test_no_file_of_the_cache_ends_a_start(tmp_path: Path) -> None:
     for index in range(PROCESSES):
         folder = tmp_path / str(index)
         folder.mkdir()
-        command = [sys.executable, "-m", __name__, str(folder), str(SEED + index), str(CASES // PROCESSES)]
+        command = [
+            sys.executable,
+            "-m",
+            __name__,
+            str(folder),
+            str(SEED + index),
+            str(CASES // PROCESSES),
+        ]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         assert run.returncode == 0, (index, run.returncode, run.stdout[-1000:], run.stderr[-3000:])
         found += Counter(json.loads(run.stdout.splitlines()[-1]))

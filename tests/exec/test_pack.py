@@ -19,7 +19,7 @@ from orca_jax.exec.sampling.programs import (
     pack_masks,
     unpack_draws,
 )
-from orca_jax.step import Member
+from orca_jax.values.step import Member
 from tests.sampling import row_sampling
 
 
@@ -40,7 +40,15 @@ def test_a_mixed_batch() -> None:
     rows = RowTable(num_rows=4, num_pages=3)
     sampling = row_sampling(0.5, 7, 0.9, -1, min_p=0.25)
     members = [
-        Member("prompt", 2, 0, [10, 11, 12, 13, 14], is_sampling=True, new_blocks=([5, 1],), sampling=sampling),
+        Member(
+            "prompt",
+            2,
+            0,
+            [10, 11, 12, 13, 14],
+            is_sampling=True,
+            new_blocks=([5, 1],),
+            sampling=sampling,
+        ),
         Member("increment", 1, 4, [20], is_sampling=True, num_old_blocks=1, new_blocks=([3],)),
         Member("chunk", 0, 0, [30, 31], is_sampling=False, new_blocks=([2],)),
     ]
@@ -54,7 +62,9 @@ def test_a_mixed_batch() -> None:
     assert batch.requests[0].query_len.tolist() == [1, 5, 2, 0]
     assert batch.requests[0].context_len.tolist() == [5, 5, 2, 0]
     assert batch.requests[0].page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
-    assert batch.token_row.tolist() == [1, 2, 2, 2, 2, 2, 0, 0, 4, 4], "row 4 does not exist: padding"
+    assert batch.token_row.tolist() == [1, 2, 2, 2, 2, 2, 0, 0, 4, 4], (
+        "row 4 does not exist: padding"
+    )
     assert batch.kept_token[:2].tolist() == [0, 5]
     assert not batch.on_device.any()
 
@@ -84,7 +94,9 @@ def test_an_id_that_is_still_on_the_device() -> None:
 def test_known_ids_before_one_on_the_device() -> None:
     """A recomputed prompt whose last token was never collected."""
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_blocks=([1],))]
+    members = [
+        Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_blocks=([1],))
+    ]
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
     assert batch.ids.tolist() == [50, 51, 52, 0]
     assert batch.on_device.tolist() == [False, False, False, True]
@@ -107,17 +119,30 @@ def test_a_cut_member_samples_only_in_its_last_launch() -> None:
 def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     sampling = row_sampling(1.0, seed=2**40 + 3)
-    rows.update([Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_blocks=([7],), sampling=sampling)])
+    rows.update(
+        [Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_blocks=([7],), sampling=sampling)]
+    )
     rows.update([Member("r", 1, 4, [5], is_sampling=True, num_old_blocks=1, new_blocks=([9],))])
     assert rows.blocks[0, 1].tolist() == [7, 9]
-    assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [1.0, 256, 3]
+    assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [
+        1.0,
+        256,
+        3,
+    ]
 
 
 def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
         Member(
-            "scored", 1, 2, [52, 53, 54], is_sampling=True, targets=[53, 54], num_top_targets=3, new_blocks=([1, 0],)
+            "scored",
+            1,
+            2,
+            [52, 53, 54],
+            is_sampling=True,
+            targets=[53, 54],
+            num_top_targets=3,
+            new_blocks=([1, 0],),
         ),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
@@ -137,7 +162,15 @@ def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
 def test_a_cut_gives_each_launch_its_targets() -> None:
     rows = RowTable(num_rows=1, num_pages=2)
     members = [
-        Member("scored", 0, 0, list(range(50, 57)), is_sampling=True, targets=range(51, 57), new_blocks=([1, 0],))
+        Member(
+            "scored",
+            0,
+            0,
+            list(range(50, 57)),
+            is_sampling=True,
+            targets=range(51, 57),
+            new_blocks=([1, 0],),
+        )
     ]
     rows.update(members)
     kept = [pack(members, cut, rows, Layout(4, 1, 2))[1] for cut in launches(members, 4, 4)]
@@ -151,7 +184,10 @@ def test_a_new_holder_loses_the_extras_of_the_one_before() -> None:
     layout = extras_layout(2)
     rows.update([Member("rich", 0, 0, [1], is_sampling=True, sampling=rich)])
     view = layout.views(pack_extras(kept, rows, layout))
-    assert (view["bias_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == ([7, 9, 0], [1.5, -100.0, 0.0])
+    assert (view["bias_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == (
+        [7, 9, 0],
+        [1.5, -100.0, 0.0],
+    )
     assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (2, 1, True)
     rows.update([Member("plain", 0, 0, [1], is_sampling=True, sampling=row_sampling(1.0))])
     view = layout.views(pack_extras(kept, rows, layout))
@@ -166,7 +202,9 @@ def test_masks_have_a_bit_for_each_allowed_id(wanted: list[set[int] | None]) -> 
     bits = (words[:, :, None].view(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1
     allowed = [set(np.flatnonzero(row).tolist()) for row in bits.reshape(3, 256)]
     everything = set(range(256))
-    expected = [everything if ids is None else ids for ids in wanted] + [everything] * (3 - len(wanted))
+    expected = [everything if ids is None else ids for ids in wanted] + [everything] * (
+        3 - len(wanted)
+    )
     assert allowed == expected
 
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh
 
-from orca_jax.bundled import digest_of
 from orca_jax.exec import program_store
 from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache
 from orca_jax.exec.program_store import ProgramStore, name_suffix
+from orca_jax.helpers.bundled import digest_of
 from orca_jax.model.load import tensor_mesh
-from orca_jax.startup import StartTimes
+from orca_jax.values.startup import StartTimes
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,21 @@ def test_a_stored_program_runs_without_a_compilation(tmp_path: Path, mesh: Mesh)
     counter.close()
 
 
-def test_other_facts_devices_or_code_find_nothing(tmp_path: Path, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_facts_devices_or_code_find_nothing(
+    tmp_path: Path, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ProgramStore(str(tmp_path), mesh, ("facts", 1)).save("double-1", compiled(2))
     assert ProgramStore(str(tmp_path), mesh, ("facts", 1)).load("double-1") is not None
     assert ProgramStore(str(tmp_path), mesh, ("facts", 2)).load("double-1") is None
     assert ProgramStore(str(tmp_path), mesh, ("facts", 1)).load("double-2") is None
-    assert ProgramStore(str(tmp_path), tensor_mesh(jax.devices()[:2]), ("facts", 1)).load("double-1") is None
-    assert ProgramStore(str(tmp_path), tensor_mesh(jax.devices()[1:2]), ("facts", 1)).load("double-1") is None
+    assert (
+        ProgramStore(str(tmp_path), tensor_mesh(jax.devices()[:2]), ("facts", 1)).load("double-1")
+        is None
+    )
+    assert (
+        ProgramStore(str(tmp_path), tensor_mesh(jax.devices()[1:2]), ("facts", 1)).load("double-1")
+        is None
+    )
     with monkeypatch.context() as patch:
         patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         assert ProgramStore(str(tmp_path), mesh, ("facts", 1)).load("double-1") is None
@@ -79,7 +87,10 @@ def test_measurements_are_kept_beside_the_programs(tmp_path: Path, mesh: Mesh) -
     store = ProgramStore(str(tmp_path), mesh, "facts")
     assert store.read("times") is None
     store.write("times", b"some")
-    assert store.read("times") == b"some" and ProgramStore(str(tmp_path), mesh, "others").read("times") is None
+    assert (
+        store.read("times") == b"some"
+        and ProgramStore(str(tmp_path), mesh, "others").read("times") is None
+    )
     (file,) = stored(tmp_path)
     file.write_bytes(b"damaged")
     assert store.read("times") is None
@@ -88,7 +99,9 @@ def test_measurements_are_kept_beside_the_programs(tmp_path: Path, mesh: Mesh) -
     assert nowhere.read("times") is None
 
 
-def test_a_damaged_file_is_compiled_again(tmp_path: Path, mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_compiled_again(
+    tmp_path: Path, mesh: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
     store = ProgramStore(str(tmp_path), mesh, "facts")
     store.save("double-1", compiled(2))
     (path,) = stored(tmp_path)
@@ -128,7 +141,8 @@ def test_stored_programs_are_not_traced(tmp_path: Path, mesh: Mesh) -> None:
         )
         report = times.report()
         assert report.programs == 2 and report.from_cache == 2 - len(traced[len(before) :])
-        assert list(dict.fromkeys(done)) == [(0, 2), (1, 2), (2, 2)]  # a count may come again, before a tracing
+        # a count may come again, before a tracing
+        assert list(dict.fromkeys(done)) == [(0, 2), (1, 2), (2, 2)]
         return [programs["times", factor](jnp.ones(2 + 1)).tolist() for factor in (2, 3)]
 
     assert run() == [[2, 2, 2], [3, 3, 3]] and traced == [2, 3]
@@ -142,7 +156,13 @@ def test_an_error_of_a_compilation_is_raised(tmp_path: Path, mesh: Mesh) -> None
         raise ValueError("cannot be traced")
 
     with pytest.raises(ValueError, match="cannot be traced"):
-        compile_all({("bad", 1): fail}, {}, ProgramStore(str(tmp_path), mesh, "facts"), lambda *_: None, StartTimes())
+        compile_all(
+            {("bad", 1): fail},
+            {},
+            ProgramStore(str(tmp_path), mesh, "facts"),
+            lambda *_: None,
+            StartTimes(),
+        )
 
 
 def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path: Path, mesh: Mesh) -> None:
@@ -160,7 +180,9 @@ def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path: Path, mesh: Mes
     assert numbers == [(0, True), (1, False)]
 
 
-def test_the_cache_of_jax_has_no_programs_of_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_jax_has_no_programs_of_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def hits(code: str | None) -> int:
         monkeypatch.setattr(program_store, "code_digest", lambda: code)
 

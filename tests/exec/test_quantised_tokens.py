@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from tests.test_same_tokens import GPT2, LLAMA, SCHEDULERS, check_together, few, greedy_jobs, make_engine, quick, run
+from tests.test_same_tokens import (
+    GPT2,
+    LLAMA,
+    SCHEDULERS,
+    check_together,
+    few,
+    greedy_jobs,
+    make_engine,
+    quick,
+    run,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_when_used"), few, quick]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,7 +38,9 @@ def check(case: str, cache: str, devices: int, scheduler: Any, **settings: objec
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_do_not_depend_on_the_schedule(case: str, devices: int, scheduler: Any, program_cache: str) -> None:
+def test_tokens_do_not_depend_on_the_schedule(
+    case: str, devices: int, scheduler: Any, program_cache: str
+) -> None:
     check(case, program_cache, devices, scheduler)
 
 

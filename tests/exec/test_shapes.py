@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import LayerCache, PageShape, form_groups, one_group
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.exec.cache import allocate_caches, cache_shape, stage_bytes, with_num_pages
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.layers import make_layers
@@ -18,12 +16,18 @@ from orca_jax.exec.rows import RowTable
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.stages import whole
-from orca_jax.step import Member
+from orca_jax.values.cache_spec import LayerCache, PageShape, form_groups, one_group
+from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
+from orca_jax.values.step import Member
 from tests.exec.test_executor import MODEL
 
 WIDE, NARROW, WINDOW, PAGE_SIZE, HEADS = PageShape(4, 8), PageShape(1, 16), 6, 4, 4
-LAYERS = tuple(LayerCache(NARROW) if layer % 3 == 2 else LayerCache(WIDE, WINDOW) for layer in range(6))
-SHAPED: ModelConfig = replace(MODEL, num_layers=6, sliding_window=WINDOW, window_pattern=(True, True, False))
+LAYERS = tuple(
+    LayerCache(NARROW) if layer % 3 == 2 else LayerCache(WIDE, WINDOW) for layer in range(6)
+)
+SHAPED: ModelConfig = replace(
+    MODEL, num_layers=6, sliding_window=WINDOW, window_pattern=(True, True, False)
+)
 TOKENS, LENGTH, CHUNK = 30, 64, 7
 
 
@@ -40,7 +44,9 @@ def dense(layer: int) -> jax.Array:
     key, value = (jnp.repeat(x, HEADS // x.shape[1], axis=1) for x in (key, value))
     ahead = jnp.arange(TOKENS)[:, None] - jnp.arange(TOKENS)
     visible = (ahead >= 0) & (ahead < (LAYERS[layer].window or TOKENS))
-    scores = jnp.where(visible, jnp.einsum("thd,shd->hts", query, key) * SHAPED.score_scale, -jnp.inf)
+    scores = jnp.where(
+        visible, jnp.einsum("thd,shd->hts", query, key) * SHAPED.score_scale, -jnp.inf
+    )
     return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores), value)
 
 
@@ -49,7 +55,9 @@ class Layers:
 
     is_packed = False
 
-    def run_layers(self, ids: Any, positions: jax.Array, mixing: Any, pages: Any, keep: Any = None) -> Any:
+    def run_layers(
+        self, ids: Any, positions: jax.Array, mixing: Any, pages: Any, keep: Any = None
+    ) -> Any:
         outs = []
         for layer in range(6):
             out, pages = mixing.attend(layer, *(x[positions] for x in heads_of(layer)), pages)
@@ -80,20 +88,25 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
     shapes, allocated = cache_shape(cache), allocate_caches(config, model, mesh).pages
     for group in groups:
         pages, array = shapes[group.pool], allocated[group.pool]
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), pages) == jax.tree.map(lambda x: (x.shape, x.dtype), array)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), pages) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), array
+        )
         if not group.shape.has_values:
             assert isinstance(array, HeadMajorPages) and array.v is None and array.v_scale is None
             assert array.k.sharding.shard_shape(array.k.shape) == (5, 1, 16, 32)
     both, one = (
         stage_bytes(
-            CacheConfig(one_group([LayerCache(shape)]), (5,), 32, dtype, layout), whole(replace(model, num_layers=1))
+            CacheConfig(one_group([LayerCache(shape)]), (5,), 32, dtype, layout),
+            whole(replace(model, num_layers=1)),
         )
         for shape in (PageShape(2, 16), latent)
     )
-    if dtype == "float32" or layout == "head_major":  # token-major pages have scales of pages, not of tokens
+    # token-major pages have scales of pages, not of tokens
+    if dtype == "float32" or layout == "head_major":
         assert both == 2 * one
     assert one == sum(
-        x.nbytes for x in jax.tree.leaves(allocated[next(g.pool for g in groups if not g.shape.has_values)])
+        x.nbytes
+        for x in jax.tree.leaves(allocated[next(g.pool for g in groups if not g.shape.has_values)])
     )
 
 
@@ -109,11 +122,21 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
 def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bool) -> None:
     cache = cache_of(layout, 40, views=views)
     assert len(cache.num_blocks) == (1 if views else 2) and len(cache.groups) > 2
-    mesh, config = tensor_mesh(jax.devices()[:1]), ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla")
+    mesh, config = (
+        tensor_mesh(jax.devices()[:1]),
+        ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla"),
+    )
     windows = tuple(group.window for group in cache.groups)
     shapes = Layout(8, 1, LENGTH // PAGE_SIZE, windows=windows, page_size=PAGE_SIZE)
-    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_caches(config, SHAPED, mesh)
-    run = jax.jit(lambda pages, vector: layers([], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None))
+    layers, pages = (
+        make_layers(structure, SHAPED, config, mesh),
+        allocate_caches(config, SHAPED, mesh),
+    )
+    run = jax.jit(
+        lambda pages, vector: layers(
+            [], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None
+        )
+    )
     rows, taken = RowTable(1, LENGTH // PAGE_SIZE, len(cache.groups)), [0] * len(cache.num_blocks)
     blocks: list[list[int]] = []
     for group in cache.groups:
@@ -137,14 +160,24 @@ def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bo
 def test_a_view_is_no_copy() -> None:
     """A copy of the pages, or of those of one layer, would show in the temporary memory."""
     cache = cache_of("head_major", 4000, views=True)
-    mesh, config = tensor_mesh(jax.devices()[:1]), ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla")
+    mesh, config = (
+        tensor_mesh(jax.devices()[:1]),
+        ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla"),
+    )
     windows = tuple(group.window for group in cache.groups)
     shapes = Layout(8, 1, LENGTH // PAGE_SIZE, windows=windows, page_size=PAGE_SIZE)
-    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_caches(config, SHAPED, mesh)
+    layers, pages = (
+        make_layers(structure, SHAPED, config, mesh),
+        allocate_caches(config, SHAPED, mesh),
+    )
     run = jax.jit(
-        lambda pages, vector: layers([], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None)[::2],
+        lambda pages, vector: layers(
+            [], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None
+        )[::2],
         donate_argnums=0,
     )
-    alias, temp = memory_of(run.lower(pages, jax.ShapeDtypeStruct((shapes.size,), jnp.int32)).compile())
+    alias, temp = memory_of(
+        run.lower(pages, jax.ShapeDtypeStruct((shapes.size,), jnp.int32)).compile()
+    )
     size = sum(x.nbytes for x in jax.tree.leaves(pages))
     assert alias >= size and temp < size / 8

@@ -27,10 +27,14 @@ def sharding_over(devices: int) -> NamedSharding:
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+        "SC_PAGESIZE"
+    )
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes"
+)
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_taken_at_the_first_use(devices: int) -> None:
     sharding = sharding_over(devices)
@@ -47,12 +51,16 @@ def test_memory_is_taken_at_the_first_use(devices: int) -> None:
     array.delete()
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes"
+)
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_that_is_given_back_has_zeros(devices: int) -> None:
     sharding = sharding_over(devices)
     kept = jax.jit(lambda: jnp.full((64, 8), 3.0), out_shardings=sharding)()
-    array = jax.jit(lambda x: x.at[:].set(7), donate_argnums=0, out_shardings=sharding)(untouched(SHAPE, sharding))
+    array = jax.jit(lambda x: x.at[:].set(7), donate_argnums=0, out_shardings=sharding)(
+        untouched(SHAPE, sharding)
+    )
     jax.block_until_ready(array)
     before = resident()
     give_back([array, kept])
@@ -69,7 +77,9 @@ def test_any_type_can_be_written_and_read(dtype: str) -> None:
     assert array.at[:].set(jnp.dtype(dtype).type(3)).sum(dtype=jnp.float32) == 3 * 4 * 8 * 16
 
 
-def test_without_the_call_there_are_zeros(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_call_there_are_zeros(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "_TARGET", "a name without a registration")
     monkeypatch.setattr(module, "_register", lambda: None)
     with caplog.at_level(logging.WARNING):
@@ -90,7 +100,10 @@ def wait(thread: threading.Thread | None) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.skipif(not _SETTING.exists() or "[never]" in _SETTING.read_text(), reason="the system has no large pages")
+@pytest.mark.skipif(
+    not _SETTING.exists() or "[never]" in _SETTING.read_text(),
+    reason="the system has no large pages",
+)
 def test_large_arrays_are_in_large_pages() -> None:
     wanted = np.arange(8 << 20, dtype=np.int32)
     large, small = jnp.asarray(wanted) + 1, jnp.ones(3)

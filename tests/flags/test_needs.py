@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.flags.needs import FLAG_NEEDS, MTLS, check_needs
+from orca_jax.values.errors import ConfigError
 
 FILE = (None, "file")
 URL = (None, "http://h")
-ENGINES = tuple(Values(enable_lora=lora, lora_paths={"a": "folder"}, trace_file="t") for lora in (True, False))
+ENGINES = tuple(
+    Values(enable_lora=lora, lora_paths={"a": "folder"}, trace_file="t") for lora in (True, False)
+)
 FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "serve": {
-        **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "admin_key_file", "weights_root", "api_key_file"), FILE),
+        **dict.fromkeys(
+            ("ssl_certfile", "ssl_keyfile", "admin_key_file", "weights_root", "api_key_file"), FILE
+        ),
         **dict.fromkeys(MTLS, ("file", None)),
         "uds": FILE,
         "allowed_origins": ((), ("https://a.example",), ("*",)),
@@ -29,10 +33,12 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "nnodes": (1, 2),
     },
     "serve without --nnodes": {},
-    "serve, the first host": {"key": (None, b"k"), "is_local": (False, True), "master_addr": ("h",)},
+    "serve with --nnodes": {"cluster_key_file": FILE},
     "batch": {
         "base_url": URL,
-        "server": tuple(Values(served_model_name=names, engine=ENGINES[0]) for names in ((), ("a",), ("a", "b"))),
+        "server": tuple(
+            Values(served_model_name=names, engine=ENGINES[0]) for names in ((), ("a",), ("a", "b"))
+        ),
         "input": (Path("i"), Path("o"), Path("o.old"), Path("t")),
         "output": (Path("o"), Path("t")),
     },
@@ -50,7 +56,12 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "bench, workloads": {"has_file": (False, True), "trace": ("azure",), "trace_data": FILE},
     "bench schedulers": {"plot": FILE, "load": ((), (1.0,)), "redraw": FILE},
     "timeline, bench burst, bench replay": {"plot": FILE},
-    "deploy.ray_serve": {"nnodes": (1, 2), "replica_cpus": (0, 1), "replicas": (1, 2), "max_replicas": (None, 2)},
+    "deploy.ray_serve": {
+        "nnodes": (1, 2),
+        "replica_cpus": (0, 1),
+        "replicas": (1, 2),
+        "max_replicas": (None, 2),
+    },
     "deploy.ray_serve, replicas": {"replicas": (2,), "max_replicas": (None, 1, 2)},
     "plan": {"most": (0, 8), "tensor": (1, 9), "known": ("v5e",), "devices": ("cpu",)},
 }
@@ -89,9 +100,13 @@ def test_every_row_is_met_and_unmet_and_the_first_unmet_one_is_named(command: st
             with pytest.raises(ConfigError) as caught:
                 check_needs(command, values, {row.flag})
             assert caught.value.param == row.flag
-            assert unmet[0].reason.format(f=values) in str(caught.value) and "{" not in str(caught.value)
+            assert unmet[0].reason.format(f=values) in str(caught.value) and "{" not in str(
+                caught.value
+            )
     never = {number for number, row in enumerate(rows) if row.flag in NEVER.get(command, ())}
-    assert seen == set(itertools.product(range(len(rows)), (True, False))) - {(number, True) for number in never}
+    assert seen == set(itertools.product(range(len(rows)), (True, False))) - {
+        (number, True) for number in never
+    }
 
 
 def test_flags_that_were_not_given_are_not_checked() -> None:

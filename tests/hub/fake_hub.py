@@ -86,8 +86,12 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in self.state.lists:
             return self._json(self.state.lists[kind])
         if kind == "tree":
-            return self._json([{"type": "file", "path": n, "size": len(b), "oid": _etag(b)} for n, b in files])
-        return self._json({"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name, _ in files]})
+            return self._json(
+                [{"type": "file", "path": n, "size": len(b), "oid": _etag(b)} for n, b in files]
+            )
+        return self._json(
+            {"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name, _ in files]}
+        )
 
     def _file(self, *, is_head: bool) -> None:
         hub, (_, rest) = self.state, self.path.split("/resolve/", 1)

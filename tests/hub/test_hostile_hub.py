@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
-from orca_jax.errors import ConfigError
-from orca_jax.hub import HubModel, answers, download, models
+from orca_jax.helpers.hub import HubModel, answers, download, models
+from orca_jax.values.errors import ConfigError
 from tests.hub.fake_hub import COMMIT, NAME, FakeHub, running
 from tests.hub.test_hub import FILES, connect
 
@@ -44,10 +44,16 @@ def refusal() -> str:
         ({"X-Repo-Commit": OUT}, "commit"),
     ],
 )
-def test_names_outside_the_cache_are_refused(header: dict[str, str], kind: str, hub: FakeHub, tmp_path: Path) -> None:
+def test_names_outside_the_cache_are_refused(
+    header: dict[str, str], kind: str, hub: FakeHub, tmp_path: Path
+) -> None:
     hub.headers = header
     message = refusal()
-    assert f"has the {kind} " in message and "not safe as the name of a file" in message and hub.url in message
+    assert (
+        f"has the {kind} " in message
+        and "not safe as the name of a file" in message
+        and hub.url in message
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert not list(tmp_path.rglob("*outside*"))
 
@@ -63,7 +69,10 @@ def test_a_redirect_to_the_api_is_checked_too() -> None:
     ("kind", "value"),
     [
         ("revision", {"id": NAME, "sha": OUT, "siblings": []}),
-        ("tree", [{"type": "file", "path": "a", "size": 1, "oid": "0", "lfs": {"oid": OUT, "size": 1}}]),
+        (
+            "tree",
+            [{"type": "file", "path": "a", "size": 1, "oid": "0", "lfs": {"oid": OUT, "size": 1}}],
+        ),
     ],
 )
 def test_names_in_lists_are_refused(kind: str, value: object, hub: FakeHub, tmp_path: Path) -> None:
@@ -72,7 +81,9 @@ def test_names_in_lists_are_refused(kind: str, value: object, hub: FakeHub, tmp_
     assert not list(tmp_path.rglob("*outside*"))
 
 
-@pytest.mark.parametrize("to", ["/evil", "http://localhost/evil?x=/api/models/a", "/api/models/../evil"])
+@pytest.mark.parametrize(
+    "to", ["/evil", "http://localhost/evil?x=/api/models/a", "/api/models/../evil"]
+)
 @pytest.mark.parametrize(("status", "form"), [(302, "{}"), (200, '<{}>; rel="next"')])
 def test_lists_do_not_leave_the_api(to: str, status: int, form: str) -> None:
     """At another address the same names would be read without a check."""
@@ -84,8 +95,13 @@ def test_lists_do_not_leave_the_api(to: str, status: int, form: str) -> None:
 
 def test_pages_and_renamed_models_are_followed() -> None:
     url = f"http://localhost/mirror/api/models/{NAME}"
-    header = {"Link": f'<{url}?cursor=a>; rel="next"', "Location": "/mirror/api/models/some-org/new-name"}
-    answers._Answers(1).check(httpx2.Response(307, headers=header, request=httpx2.Request("GET", url)))
+    header = {
+        "Link": f'<{url}?cursor=a>; rel="next"',
+        "Location": "/mirror/api/models/some-org/new-name",
+    }
+    answers._Answers(1).check(
+        httpx2.Response(307, headers=header, request=httpx2.Request("GET", url))
+    )
 
 
 def test_a_mirror_cannot_choose_xet(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +153,16 @@ def test_a_slow_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_silence_has_a_limit_where_the_library_has_none() -> None:
     with httpx2.Client(timeout=None) as client:
-        request = client.build_request("GET", "http://localhost", timeout=httpx2.Timeout(None, connect=3))
+        request = client.build_request(
+            "GET", "http://localhost", timeout=httpx2.Timeout(None, connect=3)
+        )
     answers._ask(request)
     assert request.extensions["timeout"] == {"connect": 3, "read": 60, "write": 60, "pool": 60}
 
 
-def test_a_fast_download_of_many_windows_does_not_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_download_of_many_windows_does_not_end(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answers, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(answers, "MIN_BYTES", 1)
     assert download(HubModel(NAME)).name == COMMIT

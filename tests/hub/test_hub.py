@@ -16,12 +16,12 @@ from huggingface_hub import constants, file_download
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import check_settings
-from orca_jax.bundled import directory_of, model_directory, pinned, with_commit
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.hub import HubModel, download, is_hub_name
-from orca_jax.openai.model import check_texts, downloaded
+from orca_jax.helpers.bundled import directory_of, model_directory, pinned, with_commit
+from orca_jax.helpers.hub import HubModel, download, is_hub_name
+from orca_jax.serve.openai.model import check_texts, downloaded
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 from tests.hub.fake_hub import COMMIT, NAME, FakeHub, running
 from tests.project.quickstart import small_model
 
@@ -42,7 +42,11 @@ FILES = {
     "original/config.json": b"{}",
     "README.md": b"text",
 }
-WANTED = {name for name in FILES if name.startswith(("config", "tokenizer", "generation", "chat", "model-", "model."))}
+WANTED = {
+    name
+    for name in FILES
+    if name.startswith(("config", "tokenizer", "generation", "chat", "model-", "model."))
+}
 
 
 @pytest.fixture
@@ -53,10 +57,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield found
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, *, offline: bool = False) -> None:
+def connect(
+    monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, *, offline: bool = False
+) -> None:
     """The library reads its variables when it is imported, so its constants are set."""
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
@@ -92,7 +100,9 @@ def test_settings_alone(hub: FakeHub) -> None:
     assert not set(PARTS) & set(hub.downloads)
 
 
-def test_a_second_start_asks_for_the_commit_alone_and_a_pinned_one_for_nothing(hub: FakeHub) -> None:
+def test_a_second_start_asks_for_the_commit_alone_and_a_pinned_one_for_nothing(
+    hub: FakeHub,
+) -> None:
     config = pinned(EngineConfig(NAME, progress=False))
     assert config.model == NAME and config.revision == COMMIT
     hub.requests.clear()
@@ -108,7 +118,9 @@ def test_processes_with_a_pinned_model_ignore_a_newer_commit(hub: FakeHub) -> No
     assert Path(model_directory(NAME, config.revision)).name == COMMIT
 
 
-def test_a_lost_connection_is_resumed_within_the_file(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_resumed_within_the_file(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
     hub.cuts[PARTS[1]] = 1
     folder = download(HubModel(NAME))
@@ -119,7 +131,9 @@ def test_a_lost_connection_is_resumed_within_the_file(hub: FakeHub, monkeypatch:
 def test_an_interrupted_download_is_completed_at_the_next_start(hub: FakeHub) -> None:
     hub.lost.add(PARTS[1])
     error = refusal()
-    assert error.param == "model" and f"the download of {NAME} from {hub.url} failed" in error.message
+    assert (
+        error.param == "model" and f"the download of {NAME} from {hub.url} failed" in error.message
+    )
     assert "start again: complete files are kept" in error.message
     hub.lost.clear()
     hub.requests.clear()
@@ -127,7 +141,9 @@ def test_an_interrupted_download_is_completed_at_the_next_start(hub: FakeHub) ->
     assert hub.downloads == [PARTS[1]] and (folder / PARTS[1]).read_bytes() == FILES[PARTS[1]]
 
 
-def test_offline_with_a_cache(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_with_a_cache(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = download(HubModel(NAME))
     hub.requests.clear()
     connect(monkeypatch, hub.url, tmp_path / "cache", offline=True)
@@ -147,18 +163,25 @@ def test_offline_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_an_endpoint_that_cannot_be_reached(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_cannot_be_reached(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     download(HubModel(NAME))
     connect(monkeypatch, "http://127.0.0.1:1", tmp_path / "cache")
     assert pinned(EngineConfig(NAME)).revision == COMMIT  # of the cache
     connect(monkeypatch, "http://127.0.0.1:1", tmp_path / "empty")
     error = refusal()
-    assert "http://127.0.0.1:1 cannot be reached" in error.message and "HF_ENDPOINT" in error.message
+    assert (
+        "http://127.0.0.1:1 cannot be reached" in error.message and "HF_ENDPOINT" in error.message
+    )
 
 
 def test_a_missing_model(hub: FakeHub) -> None:
     error = refusal("some-org/no-model")
-    assert error.param == "model" and f"is neither a directory nor a model at {hub.url}" in error.message
+    assert (
+        error.param == "model"
+        and f"is neither a directory nor a model at {hub.url}" in error.message
+    )
     assert refusal("demo", tokenizer="some-org/no-model").param == "tokenizer"
 
 
@@ -177,7 +200,9 @@ def test_a_wrong_revision(hub: FakeHub) -> None:
 
 def test_a_tag_in_a_folder_of_the_user(hub: FakeHub, tmp_path: Path) -> None:
     hub.commits["v1"] = COMMIT
-    config = pinned(EngineConfig(NAME, revision="v1", download_dir=str(tmp_path / "mine"), progress=False))
+    config = pinned(
+        EngineConfig(NAME, revision="v1", download_dir=str(tmp_path / "mine"), progress=False)
+    )
     assert config.revision == COMMIT
     assert (tmp_path / "mine").is_dir() and not (tmp_path / "cache").exists()
     check_settings(config)
@@ -207,12 +232,17 @@ def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is full; free some space" in refusal().message
 
 
-def test_a_directory_of_the_same_name_has_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_the_same_name_has_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_hub_name(NAME)
     Path(NAME).mkdir(parents=True)
     assert not is_hub_name(NAME) and model_directory(NAME) == NAME
-    assert not any(is_hub_name(name) for name in ("demo", "preset:gpt2", "/a/b", "./a", "../a", "a/b/c", "gpt2", "a/"))
+    assert not any(
+        is_hub_name(name)
+        for name in ("demo", "preset:gpt2", "/a/b", "./a", "../a", "a/b/c", "gpt2", "a/")
+    )
 
 
 def test_a_worker_loads_the_commit_of_the_leader(hub: FakeHub) -> None:
@@ -229,7 +259,9 @@ def test_a_model_is_served_under_the_name_that_was_given(hub: FakeHub, tmp_path:
     """The front end and the engine read one directory, and the second one needs no request."""
     model = small_model(tmp_path / "model")
     hub.files = {path.name: path.read_bytes() for path in model.iterdir()}
-    config = downloaded(ServerConfig(EngineConfig(NAME, progress=False, max_num_seqs=1, num_pages=64)))
+    config = downloaded(
+        ServerConfig(EngineConfig(NAME, progress=False, max_num_seqs=1, num_pages=64))
+    )
     check_texts(config)
     assert config.names == (NAME,)
     hub.requests.clear()
@@ -240,10 +272,12 @@ def test_a_model_is_served_under_the_name_that_was_given(hub: FakeHub, tmp_path:
 
 
 def test_the_variables_of_the_library(hub: FakeHub, tmp_path: Path) -> None:
-    code = f"from orca_jax.bundled import model_directory; print(model_directory({NAME!r}))"
+    code = f"from orca_jax.helpers.bundled import model_directory; print(model_directory({NAME!r}))"
     hub.is_gated = True
     variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": hub.token}
     environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert Path(done.stdout.strip()).is_relative_to(tmp_path / "home" / "hub")
     assert done.stderr == ""  # no bars in a file

@@ -43,7 +43,9 @@ def test_a_refusal_leaves_the_choice_to_the_next(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_device_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(refusal=lambda size: None, refusal_of_device=lambda device: f"not on {device.device_kind}")
+    module = SimpleNamespace(
+        refusal=lambda size: None, refusal_of_device=lambda device: f"not on {device.device_kind}"
+    )
     monkeypatch.setattr(Backend, "load", lambda backend: module)
     device = Mock(jax.Device, platform="cpu", compute_capability="", device_kind="abacus")
     assert Backend("first", "a").refusal(device, 3) == "not on abacus"
@@ -51,7 +53,15 @@ def test_a_device_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    assert {backend.name for backend in BACKENDS} == {"reference", "xla", "native", "tpu", "gpu", "triton", "gather"}
+    assert {backend.name for backend in BACKENDS} == {
+        "reference",
+        "xla",
+        "native",
+        "tpu",
+        "gpu",
+        "triton",
+        "gather",
+    }
     assert named_backend(TABLE, "new") == TABLE[1]
     assert named_backend(TABLE, "fast") is None
 

@@ -21,4 +21,6 @@ def test_by_hand(count: list[int], rows: list[int], within: list[int], begin: li
     assert items.total.tolist() == [total]
     assert items.begin.tolist() == begin
     assert items.row[:total].tolist() == rows and items.within[:total].tolist() == within
-    assert items.row[total:].tolist() == [len(count) - 1] * (5 - total), "padding must name an existing row"
+    assert items.row[total:].tolist() == [len(count) - 1] * (5 - total), (
+        "padding must name an existing row"
+    )

@@ -11,7 +11,7 @@ from lab.paper.runs import paper_lengths
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
 from lab.reproduce.baselines import EFFORT, HEAD, RESULT, SYSTEMS, baselines, block, rows
-from orca_jax.reporting import rounded
+from orca_jax.helpers.reporting import rounded
 
 RECORDED = json.loads(RESULT.read_text(encoding="utf-8"))
 
@@ -20,7 +20,9 @@ RECORDED = json.loads(RESULT.read_text(encoding="utf-8"))
 def test_a_saturation_is_found_again(name: str) -> None:
     system = parse_system(name, POLICIES)
     found = saturation(system, Place(), paper_lengths(EFFORT.of(system), EFFORT.seed))
-    assert rounded({"found": found})["found"] == RECORDED["systems"][name]["saturation_requests_per_s"]
+    assert (
+        rounded({"found": found})["found"] == RECORDED["systems"][name]["saturation_requests_per_s"]
+    )
 
 
 @pytest.mark.slow
@@ -33,5 +35,8 @@ def test_the_table_has_a_row_for_each_system_and_no_latency_above_a_saturation()
     assert list(RECORDED["systems"]) == list(SYSTEMS) and RECORDED["requests"] == EFFORT.requests
     for line, figures in zip(rows(RECORDED), RECORDED["systems"].values(), strict=True):
         assert len(line) == len(HEAD)
-        assert [figures["saturation_requests_per_s"] > rate for rate in (2.0, 5.0)] == [bool(line[4]), bool(line[8])]
+        assert [figures["saturation_requests_per_s"] > rate for rate in (2.0, 5.0)] == [
+            bool(line[4]),
+            bool(line[8]),
+        ]
     assert len(block().splitlines()) == 2 + len(SYSTEMS)

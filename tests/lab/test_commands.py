@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import COMMANDS, main, make_parser
-from orca_jax.bench.__main__ import GONE, MOVED
-from orca_jax.bench.__main__ import main as bench
+from orca_jax.tools.bench.__main__ import GONE, MOVED
+from orca_jax.tools.bench.__main__ import main as bench
 from tests.project.source import ROOT
 
 ARRAYS = {"jax", "numpy", "flax", "orbax", "matplotlib"}
@@ -25,15 +25,22 @@ for name in json.loads(sys.argv[1]):
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_an_earlier_benchmark_names_its_place(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(["schedulers", f"{name}=10"] if name.startswith("-") else [name, "--any", "flag"]) == 2
+def test_an_earlier_benchmark_names_its_place(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        bench(["schedulers", f"{name}=10"] if name.startswith("-") else [name, "--any", "flag"])
+        == 2
+    )
     shown = capsys.readouterr().err
     assert f"`python -m lab {MOVED[name]}`, in a clone" in shown and shown.count("\n") == 1
     assert MOVED[name] in COMMANDS
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_a_benchmark_that_has_ended_names_its_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_that_has_ended_names_its_result(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench([name]) == 2
     assert "docs/benchmarks.md" in capsys.readouterr().err and name not in COMMANDS
 
@@ -63,10 +70,16 @@ def test_every_command_with_flags_of_an_engine_takes_a_file() -> None:
 def test_help_of_earlier_benchmarks_imports_no_arrays() -> None:
     names = [MOVED[name] for name in MOVED if name != "paper" and not name.startswith("-")]
     done = subprocess.run(
-        [sys.executable, "-c", HELP, json.dumps(names)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", HELP, json.dumps(names)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for name, modules in map(json.loads, done.stdout.splitlines()):
-        assert not ARRAYS.intersection(modules), f"python -m lab {name} --help imports {ARRAYS.intersection(modules)}"
+        assert not ARRAYS.intersection(modules), (
+            f"python -m lab {name} --help imports {ARRAYS.intersection(modules)}"
+        )
 
 
 def test_the_exit_status_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +89,8 @@ def test_the_exit_status_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch)
     assert main(["pages"]) == 0
 
 
-def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["peers", "--save", str(tmp_path / "none" / "x.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from lab import install
 from lab.__main__ import main
-from orca_jax.errors import OrcaError
+from orca_jax.values.errors import OrcaError
 
 
 def test_the_time_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,5 +26,7 @@ def test_parts_need_a_device(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_failed_command_shows_its_last_line() -> None:
     with pytest.raises(OrcaError, match="ended with code 3: no network"):
-        install._timed([sys.executable, "-c", "import sys; print('no network', file=sys.stderr); sys.exit(3)"])
+        install._timed(
+            [sys.executable, "-c", "import sys; print('no network', file=sys.stderr); sys.exit(3)"]
+        )
     assert install._timed([sys.executable, "-c", ""]) > 0

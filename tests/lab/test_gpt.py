@@ -3,7 +3,7 @@
 import pytest
 
 from lab.paper.gpt import MODELS, Efficiency
-from orca_jax.plan.accelerators import ACCELERATORS, GIB
+from orca_jax.tools.plan.accelerators import ACCELERATORS, GIB
 
 A100 = ACCELERATORS["a100-40"]
 
@@ -26,7 +26,9 @@ def test_memory_by_hand() -> None:
     assert MODELS["13B"].num_slots(A100) == int((36 * GIB - weights) / (2 * 40 * 5120 * 2))
 
 
-@pytest.mark.parametrize(("name", "runs", "fails"), [("13B", 4, 8), ("101B", 8, 16), ("175B", 16, 32)])
+@pytest.mark.parametrize(
+    ("name", "runs", "fails"), [("13B", 4, 8), ("101B", 8, 16), ("175B", 16, 32)]
+)
 def test_batches_of_faster_transformer(name: str, runs: int, fails: int) -> None:
     """Section 6.1: 13B runs out of memory with batches of 8, and 101B with batches of 16."""
     assert runs <= MODELS[name].most_preallocated(A100) < fails
@@ -34,7 +36,9 @@ def test_batches_of_faster_transformer(name: str, runs: int, fails: int) -> None
 
 def test_a_larger_device_has_room() -> None:
     assert MODELS["13B"].most_preallocated(ACCELERATORS["a100-80"]) >= 16
-    assert MODELS["175B"].num_slots(ACCELERATORS["v5e"]) < 0, "16 devices of 16 GiB hold 256 GiB, and not the weights"
+    assert MODELS["175B"].num_slots(ACCELERATORS["v5e"]) < 0, (
+        "16 devices of 16 GiB hold 256 GiB, and not the weights"
+    )
 
 
 def test_the_seconds_of_a_stage() -> None:

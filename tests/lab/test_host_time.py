@@ -14,6 +14,9 @@ def test_host_time_with_a_steady_batch(capsys: pytest.CaptureFixture[str]) -> No
     for row in line["rows"]:
         assert row["mean_batch_size"] > 0.9 * row["running"]
         parts = row["schedule_ms"] + row["pack_ms"] + row["update_ms"]
-        assert row["host_ms_per_iteration"] == pytest.approx(parts) and 0 <= row["device_idle_share"] <= 1
+        assert (
+            row["host_ms_per_iteration"] == pytest.approx(parts)
+            and 0 <= row["device_idle_share"] <= 1
+        )
     for flags in (["--running", "0"], ["--passes", "0"]):
         assert main(["host", "--model", "preset:toy", *flags]) == 2

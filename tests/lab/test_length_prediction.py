@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 
 from lab.length_prediction import _capacity, _contestants, _tau
-from lab.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
+from lab.logged_answers import (
+    LoggedAnswers,
+    PassRunner,
+    Served,
+    latency_figures,
+    poisson,
+    read_answers,
+)
 from orca_jax.assembly.engine import build_engine
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
-from orca_jax.errors import ConfigError
 from orca_jax.sched.pool import ClientBound
 from orca_jax.sched.predict import Oracle, RunningQuantiles
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, EngineConfig, ExecutorConfig
+from orca_jax.values.errors import ConfigError
 from scripts.length_ranker.word_problems import prompts_of, read_questions
 
 SECOND = LinearCost(per_iteration=1.0, per_token=0.0, per_pair=0.0)
@@ -31,12 +38,15 @@ def make_runner() -> PassRunner:
 
 
 @pytest.mark.parametrize(
-    ("order", "latencies"), [("fcfs", [3, 4, 6]), ("bound", [3, 4, 6]), ("quantiles", [3, 4, 6]), ("oracle", [6, 1, 3])]
+    ("order", "latencies"),
+    [("fcfs", [3, 4, 6]), ("bound", [3, 4, 6]), ("quantiles", [3, 4, 6]), ("oracle", [6, 1, 3])],
 )
 def test_one_row_by_hand(order: str, latencies: list[float]) -> None:
     """All arrive at once, with a token per second. The oracle runs short ones first; quantiles have not seen any."""
     contestant = _contestants(len)[order]
-    served = make_runner().simulated(THREE, [0.0] * 3, contestant.policy, contestant.predictor(THREE), SECOND)
+    served = make_runner().simulated(
+        THREE, [0.0] * 3, contestant.policy, contestant.predictor(THREE), SECOND
+    )
     assert served.latencies == latencies and served.lengths == [3, 1, 2] and served.wall == 6
     assert latency_figures([served])["mean_latency_s"] == pytest.approx(sum(latencies) / 3)
 
@@ -50,9 +60,13 @@ def test_a_late_request_waits_from_its_arrival() -> None:
 
 def test_the_engine_itself() -> None:
     """The toy model never stops early, so each answer has `max_tokens`. The timeline has all iterations."""
-    served, timeline = make_runner().real(THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name()))
+    served, timeline = make_runner().real(
+        THREE, [0.0, 0.0, 0.01], "shortest", Oracle(THREE.by_name())
+    )
     assert served.lengths == [end.generated for _, end in sorted(timeline.ends.items())]
-    assert all(latency > 0 for latency in served.latencies) and len(timeline.iterations) >= max(served.lengths)
+    assert all(latency > 0 for latency in served.latencies) and len(timeline.iterations) >= max(
+        served.lengths
+    )
 
 
 def test_figures_over_passes() -> None:
@@ -62,7 +76,9 @@ def test_figures_over_passes() -> None:
 
 def test_tau_learns_from_those_before() -> None:
     """Short prompts have short answers; the predictor ignores the first sixteen of each class."""
-    prompts, lengths = zip(*(([1] * size, size) for _ in range(60) for size in (2, 4, 8)), strict=True)
+    prompts, lengths = zip(
+        *(([1] * size, size) for _ in range(60) for size in (2, 4, 8)), strict=True
+    )
     answers = LoggedAnswers(prompts, lengths, max_tokens=9)
     assert _tau(Oracle(answers.by_name()), answers) == 1
     assert _tau(ClientBound(), answers) == 0
@@ -78,7 +94,9 @@ def test_arrivals_are_poisson() -> None:
 
 def test_questions_and_logs_are_read(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    path.write_text(json.dumps({"question": " Who’s “there”? ", "answer": "2"}) + "\n\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"question": " Who’s “there”? ", "answer": "2"}) + "\n\n", encoding="utf-8"
+    )
     assert read_questions(str(path)) == ['Who\'s "there"?']
     (prompt,) = prompts_of(["Why?"], ByteTokenizer())
     assert bytes(prompt) == b"<|user|>Why?<|assistant|>"

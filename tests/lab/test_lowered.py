@@ -41,7 +41,9 @@ def kernel(work: Callable[[jax.Array], jax.Array]) -> jax.stages.Lowered:
         target[...] = work(source[...])
 
     shape = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    call = pl.pallas_call(run, out_shape=shape, name="kernel", compiler_params=pltpu.CompilerParams())
+    call = pl.pallas_call(
+        run, out_shape=shape, name="kernel", compiler_params=pltpu.CompilerParams()
+    )
     return jax.jit(call).trace(shape).lower(lowering_platforms=("tpu",))
 
 
@@ -57,8 +59,12 @@ def test_a_difference_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(work: Callable[[jax.Array], jax.Array], **folder: Path) -> int:
-        monkeypatch.setattr(lowered, "programs", lambda wanted: [("cpu/toy/layers-1", lambda: plain(work))])
-        return lowered.run(argparse.Namespace(**{"write": None, "compare": None, "only": "", **folder}))
+        monkeypatch.setattr(
+            lowered, "programs", lambda wanted: [("cpu/toy/layers-1", lambda: plain(work))]
+        )
+        return lowered.run(
+            argparse.Namespace(**{"write": None, "compare": None, "only": "", **folder})
+        )
 
     assert run(doubled, write=tmp_path) == run(twice_as_much, compare=tmp_path) == 0
     assert "differs" not in capsys.readouterr().out

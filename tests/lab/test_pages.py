@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.pages import PAGES, ROOT, renewed
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def test_a_number_is_written_again(root: Path) -> None:
     assert renewed(renewed(page, root), root) == renewed(page, root)
 
 
-@pytest.mark.parametrize("what", ["nowhere ratio .1f", "results size .1f", "results ratio .1q", "results curve 7 .1f"])
+@pytest.mark.parametrize(
+    "what", ["nowhere ratio .1f", "results size .1f", "results ratio .1q", "results curve 7 .1f"]
+)
 def test_a_wrong_marker_is_named(what: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=what):
         renewed(f"<!-- from lab: {what} -->1<!-- end -->", root)

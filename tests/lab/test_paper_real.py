@@ -17,9 +17,9 @@ from lab.real.curves import LOADS, Sweep, arrivals_at, ratios, steady_throughput
 from lab.real.laboratory import Laboratory, RealWaits, settings_of
 from lab.real.page import read_results, section
 from lab.real.quiet import ATTEMPTS, Quiet
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.step import Executor
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.step import Executor
 
 SYSTEMS = ["--systems", "ft(1,1)", "orca(4)", "chunked(4)"]
 CLOCK = ["--model", "preset:clock-1", "--max-model-len", "64", "--minutes", "0.01"]
@@ -39,7 +39,9 @@ def test_runs_fill_the_budget() -> None:
     saturations = {"fast": 4.0, "slow": 1.0}
     seconds = seconds_of_a_run(runs, saturations, 1500)
     counts = [run.requests(seconds, saturations[run.system]) for run in runs]
-    taken = sum(run.seconds(count, saturations[run.system]) for run, count in zip(runs, counts, strict=True))
+    taken = sum(
+        run.seconds(count, saturations[run.system]) for run, count in zip(runs, counts, strict=True)
+    )
     assert 0.7 * SHARE * 1500 < taken <= SHARE * 1500 and min(counts) == LEAST_REQUESTS
 
 
@@ -87,17 +89,25 @@ def test_a_disturbed_run_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert about["steal"] is None or 0 <= about["steal"] <= 1
 
 
-def test_the_quietest_attempt_counts_on_a_machine_that_stays_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quietest_attempt_counts_on_a_machine_that_stays_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine(monkeypatch, [9.0, 9.0, 9.0, 6.0, 7.0])
     quiet = Quiet(most_load=3.0, patience=2.0)
     result, about = quiet.run_quietly(machine.run)
-    assert result == 2 and about["load_average"] == 6.0 and about["attempts"] == ATTEMPTS == machine.runs
+    assert (
+        result == 2
+        and about["load_average"] == 6.0
+        and about["attempts"] == ATTEMPTS == machine.runs
+    )
     assert machine.pauses == 2, "the patience is that of all runs"
 
 
 def test_a_latency_beyond_a_curve_has_no_point() -> None:
     curve = [Point(1, 100), Point(4, 142)]
-    sweep = Sweep(cast(Laboratory, None), lambda count: [], ["a"], 0, [0.5, 1.0], curves={"a": curve})
+    sweep = Sweep(
+        cast(Laboratory, None), lambda count: [], ["a"], 0, [0.5, 1.0], curves={"a": curve}
+    )
     sweep.saturations["a"] = 4.0
     assert sweep.at_latency(228, ["a"], 1.0)["a"].throughput == 0
 
@@ -114,12 +124,36 @@ def test_settings_of_systems() -> None:
 @pytest.mark.usefixtures("few")
 def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
-    assert main(["paper_real", "fig10", *CLOCK, *SYSTEMS, "--loads", "0.5", "1.3", "--docs", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "paper_real",
+                "fig10",
+                *CLOCK,
+                *SYSTEMS,
+                "--loads",
+                "0.5",
+                "1.3",
+                "--docs",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == json.loads((tmp_path / "measured" / "paper-real-fig10-clock-1.json").read_text())
-    assert {name: len(points) for name, points in found["curves"]["paper"].items()} == dict.fromkeys(SYSTEMS[1:], 2)
-    assert found["saturation"]["paper"]["ft(1,1)"] < 1000, "a request has an iteration of a millisecond at least"
-    assert found["headline_points"].keys() == {"orca(4)", "ft(1,1)"} and found["length_scale"] == 64 / 2048
+    assert found == json.loads(
+        (tmp_path / "measured" / "paper-real-fig10-clock-1.json").read_text()
+    )
+    assert {
+        name: len(points) for name, points in found["curves"]["paper"].items()
+    } == dict.fromkeys(SYSTEMS[1:], 2)
+    assert found["saturation"]["paper"]["ft(1,1)"] < 1000, (
+        "a request has an iteration of a millisecond at least"
+    )
+    assert (
+        found["headline_points"].keys() == {"orca(4)", "ft(1,1)"}
+        and found["length_scale"] == 64 / 2048
+    )
     order = [run["system"] for run in found["runs"]["paper"]]
     assert order[3:9] == [*SYSTEMS[1:], *SYSTEMS[:0:-1]], "the systems alternate"
     assert {"cpu_flags", "cores"} <= set(found["hardware"]) and len(found["load_average"]) == 3
@@ -133,22 +167,45 @@ def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
-    assert main(["paper_real", "fig9", *CLOCK, "--systems", "orca(4)", "--docs", str(tmp_path)]) == 0
+    assert (
+        main(["paper_real", "fig9", *CLOCK, "--systems", "orca(4)", "--docs", str(tmp_path)]) == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["batch_sizes"] == [1, 2, 4] and len(found["padded_by_merged"]) == 3
-    assert min(times[0] for engines in found["batch_ms"].values() for times in engines.values()) >= 1, "a millisecond"
+    assert (
+        min(times[0] for engines in found["batch_ms"].values() for times in engines.values()) >= 1
+    ), "a millisecond"
     assert found["batch_ms"]["equal"].keys() == {"orca(1)", "orca(4)", "ft(1)", "ft(4)"}
-    assert main(["paper_real", "fig11", *CLOCK, "--systems", "orca(2)", "--loads", "0.5", "--docs", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "paper_real",
+                "fig11",
+                *CLOCK,
+                "--systems",
+                "orca(2)",
+                "--loads",
+                "0.5",
+                "--docs",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["curves"].keys() == {"(1,1)", "(8,8)"} and found["loads"] == [0.5]
     assert {len(points) for curves in found["curves"].values() for points in curves.values()} == {1}
     assert found["latency_unit"] == "ms"
     for label, sweep in found["curves"].items():
         runs = [run for run in found["runs"][label] if run["rate"] is not None]
-        assert [latency for _, latency in sweep["orca(2)"]] == [run["median_latency_ms"] for run in runs]
+        assert [latency for _, latency in sweep["orca(2)"]] == [
+            run["median_latency_ms"] for run in runs
+        ]
         assert all(run["attempts"] == 1 and run["load_average"] == 0.5 for run in runs)
     eight = next(run for run in found["runs"]["(8,8)"] if run["rate"] is not None)
-    assert eight["median_latency_ms"] == pytest.approx(8 * eight["median_normalized_latency_ms"], rel=1e-3)
+    assert eight["median_latency_ms"] == pytest.approx(
+        8 * eight["median_normalized_latency_ms"], rel=1e-3
+    )
     results = read_results(str(tmp_path))
     assert results.keys() == {"fig9-clock-1", "fig11-clock-1"}
     assert "| ms at 0.5 of it |" in section(results) and section(results).count("measured.**") == 2

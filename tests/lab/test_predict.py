@@ -10,14 +10,16 @@ from lab.__main__ import main
 from lab.simulated.cost import FeatureCost
 from lab.simulated.features import HELD_OUT, fit_features, iteration_errors
 from lab.simulated.predict import PREDICTED, compared
-from orca_jax.bench.replay import replay
-from orca_jax.errors import ConfigError
 from orca_jax.sim.cost import ALL_TOKENS
-from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures
+from orca_jax.tools.bench.replay import replay
+from orca_jax.tools.timeline.fit import work_in
+from orca_jax.values.errors import ConfigError
 from tests.timeline.traced import ONE, TracedLab
 
-TRUE = FeatureCost({"launches": 1.0, "chunk_tokens": 0.05, "chunk_pairs": 0.01, "increments": 0.1, "context": 0.02})
+TRUE = FeatureCost(
+    {"launches": 1.0, "chunk_tokens": 0.05, "chunk_pairs": 0.01, "increments": 0.1, "context": 0.02}
+)
 REQUESTS = [(str(n), 3 + 7 * n % 23, 4 + 5 * n % 17) for n in range(24)]
 
 
@@ -41,7 +43,9 @@ def test_the_fit_predicts_iterations_that_it_has_not_seen(run: Timeline) -> None
     assert fit.held_out["iterations"] == len(run.iterations) // HELD_OUT
     assert fit.held_out["mean_abs_error"] < 1e-6 and fit.held_out["r_squared"] == pytest.approx(1)
     wrong = FeatureCost({"launches": 1.0})
-    assert iteration_errors(wrong, run.iterations, ALL_TOKENS)["error_of_sum"] < -0.1, "it leaves out most of the work"
+    assert iteration_errors(wrong, run.iterations, ALL_TOKENS)["error_of_sum"] < -0.1, (
+        "it leaves out most of the work"
+    )
 
 
 def test_a_simulated_run_is_predicted(run: Timeline) -> None:
@@ -56,7 +60,9 @@ def test_a_few_slow_iterations_bend_no_weight(run: Timeline) -> None:
     for iteration in slow.iterations[::10]:
         iteration.device *= 20
     fitted, true = fit_features(slow).cost, fit_features(run).cost
-    factor = sum(each.device for each in slow.iterations) / sum(each.device for each in run.iterations)
+    factor = sum(each.device for each in slow.iterations) / sum(
+        each.device for each in run.iterations
+    )
     work = [work_in(each, ALL_TOKENS) for each in run.iterations]
     ratios = [fitted.stages(each, 1)[0] / true.stages(each, 1)[0] for each in work]
     assert ratios == pytest.approx([factor] * len(ratios), rel=0.05)

@@ -9,9 +9,9 @@ import pytest
 from lab.__main__ import main
 from lab.prefix_hits import Admissions, count_missed, num_common, possible_hits
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.measure import run_workload
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.config import EngineConfig
+from orca_jax.tools.bench.measure import run_workload
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.config import EngineConfig
 
 
 def request(text: str, num_output: int = 1) -> WorkloadRequest:
@@ -42,7 +42,9 @@ def test_possible_hits_by_hand(texts: list[str], num_pages: int, hits: int) -> N
 
 def test_generated_tokens_take_memory_too() -> None:
     trace = [request("aabb"), request("x", num_output=4), request("aabbc")]
-    assert [possible_hits(trace, 2, num_pages) for num_pages in (4, 3)] == [4, 2], "x and three of its four are 2 pages"
+    assert [possible_hits(trace, 2, num_pages) for num_pages in (4, 3)] == [4, 2], (
+        "x and three of its four are 2 pages"
+    )
 
 
 def conversations(seed: int) -> list[WorkloadRequest]:
@@ -82,16 +84,36 @@ def test_misses_are_evicted_or_in_flight() -> None:
             found = run_workload(engine, trace).figures["cache_hits"]
         missed = count_missed(trace, 8, admissions)
         assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all shared tokens"
-        assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (num_pages < 2000)
+        assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (
+            num_pages < 2000
+        )
 
 
-def test_prefix_ends_with_one_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [{"timestamp": n, "input_length": 1024, "output_length": 32, "hash_ids": [0, n % 2]} for n in range(1, 7)]
+def test_prefix_ends_with_one_line_of_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        {"timestamp": n, "input_length": 1024, "output_length": 32, "hash_ids": [0, n % 2]}
+        for n in range(1, 7)
+    ]
     path = tmp_path / "data"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    flags = ["--trace-data", str(path), "--num-requests", "6", "--length-scale", "0.03125", "--max-num-seqs", "1"]
+    flags = [
+        "--trace-data",
+        str(path),
+        "--num-requests",
+        "6",
+        "--length-scale",
+        "0.03125",
+        "--max-num-seqs",
+        "1",
+    ]
     assert main(["prefix", "--model", "preset:toy", *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["hit_rate"] == result["possible_hit_rate_in_order"] == pytest.approx((16 + 4 * 31) / (6 * 32))
+    assert (
+        result["hit_rate"]
+        == result["possible_hit_rate_in_order"]
+        == pytest.approx((16 + 4 * 31) / (6 * 32))
+    )
     assert 0 < result["reuse_share_of_wall"] < 0.5 and result["missed_evicted_tokens"] == 0
     assert main(["prefix", "--model", "preset:toy", *flags, "--scheduler", "orca"]) == 2

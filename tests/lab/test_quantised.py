@@ -13,7 +13,10 @@ ROWS = ["plain", "int8 weights", "fp8 weights", "int4 weights", "int8 KV cache",
 
 
 def test_figures_of_log_probabilities() -> None:
-    plain, found = [np.array([-1.0, -2.0]), np.array([-3.0])], [np.array([-1.0, -1.5]), np.array([-4.0])]
+    plain, found = (
+        [np.array([-1.0, -2.0]), np.array([-3.0])],
+        [np.array([-1.0, -1.5]), np.array([-4.0])],
+    )
     figures = compare(plain, found)
     assert math.isclose(figures["perplexity"], math.exp(6.5 / 3))
     assert (figures["mean_error"], figures["largest_error"]) == (0.5, 1.0)
@@ -30,7 +33,9 @@ def test_figures_of_log_probabilities() -> None:
     ],
     ids=str,
 )
-def test_wrong_flags_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(flags) == 2
     assert words in capsys.readouterr().err
 

@@ -19,7 +19,11 @@ def test_candidates_begin_with_the_rule_and_are_possible() -> None:
     found = list(candidates(HEADS))
     assert found[0] == rule(HEADS)
     assert len(set(found)) == len(found) > 5
-    assert all(blocks.fetch_pages % n == 0 for blocks in found for n in (blocks.compute_pages, blocks.whole_pages))
+    assert all(
+        blocks.fetch_pages % n == 0
+        for blocks in found
+        for n in (blocks.compute_pages, blocks.whole_pages)
+    )
 
 
 def test_tuning_needs_a_tpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +39,9 @@ def test_tuning_needs_a_tpu(capsys: pytest.CaptureFixture[str]) -> None:
         (["--page-size", "16", "--dtype", "int8"], "multiple of 32, not 16"),
     ],
 )
-def test_unsupported_heads_are_refused(flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_heads_are_refused(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([*flags, "--dry-run"])
     assert reason in capsys.readouterr().err
@@ -47,8 +53,21 @@ def test_the_shipped_table_can_be_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_a_dry_run_writes_nothing(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-heads", "4", "--num-kv-heads", "2", "--head-dim", "64", "--page-size", "32", "--dtype", dtype]
+def test_a_dry_run_writes_nothing(
+    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--num-heads",
+        "4",
+        "--num-kv-heads",
+        "2",
+        "--head-dim",
+        "64",
+        "--page-size",
+        "32",
+        "--dtype",
+        dtype,
+    ]
     assert main([*flags, "--dry-run", "--out", str(tmp_path / "table.json")]) == 0
     assert "would write" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from orca_jax.errors import RequestError
 from orca_jax.link.adapters import MOST_ENDS, ServedAdapters
 from orca_jax.link.calls import EngineCalls
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import Unavailable
 from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, LoadAdapter, Ready
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import RequestError
 
 Sent = list[EngineCall]
 
@@ -39,7 +39,10 @@ async def started[T](change: Awaitable[T]) -> asyncio.Task[T]:
 
 def test_changes_wait_for_their_own_answers() -> None:
     async def act(calls: EngineCalls, adapters: ServedAdapters, sent: Sent) -> None:
-        first, second = await started(adapters.load("a", "x")), await started(adapters.load("b", "y"))
+        first, second = (
+            await started(adapters.load("a", "x")),
+            await started(adapters.load("b", "y")),
+        )
         calls.end(EngineAnswer(sent[1].number, "no", "lora_path"))
         with pytest.raises(RequestError, match="no") as error:
             await second
@@ -115,7 +118,9 @@ async def loaded_both(calls: EngineCalls, adapters: ServedAdapters, sent: Sent) 
     sent.clear()
 
 
-def test_a_new_engine_gets_the_adapters_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_engine_gets_the_adapters_one_after_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def act(calls: EngineCalls, adapters: ServedAdapters, sent: Sent) -> None:
         first, sent = sent, []
         await loaded_both(calls, adapters, first)
@@ -126,7 +131,9 @@ def test_a_new_engine_gets_the_adapters_one_after_the_other(caplog: pytest.LogCa
             await turns()
         assert await again is True and len(sent) == 2
         assert (adapters.loaded, adapters.lost) == ({"a": "A"}, {"b": "gone"})
-        assert "the adapter b is not loaded any more: gone; requests for it are refused" in caplog.text
+        assert (
+            "the adapter b is not loaded any more: gone; requests for it are refused" in caplog.text
+        )
         adapters.lost["a"] = "as if"
         await loaded_both(calls, adapters, first)
         assert adapters.lost == {}, "a call may load it again"
@@ -143,7 +150,9 @@ def test_an_adapter_that_ends_two_engines_is_dropped() -> None:
             again = await started(adapters.load_again(sent.append, ended))
             ended.set()
             assert await again is False
-        assert adapters.loaded == {"b": "B"} and adapters.lost == {"a": "2 engines ended while they loaded it again"}
+        assert adapters.loaded == {"b": "B"} and adapters.lost == {
+            "a": "2 engines ended while they loaded it again"
+        }
         assert [call.change for call in sent] == [LoadAdapter("a", "A")] * 2
 
     run(act)

@@ -17,9 +17,9 @@ from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut, 
 from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
-from orca_jax.openai.errors import ApiError, api_error
-from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.serve.openai.errors import ApiError, api_error
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.request import RequestUpdate, SamplingParams
 from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server, running, wait_until
 
@@ -67,19 +67,27 @@ def aborted(link: FakeLink) -> list[str]:
 
 
 @given(
-    st.lists(st.one_of(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 20)), max_size=60),
+    st.lists(
+        st.one_of(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 20)),
+        max_size=60,
+    ),
     st.integers(0, 4),
     st.integers(1, 25),
 )
 def test_admission_counts(events: list[list[int] | int], max_queued: int, max_tokens: int) -> None:
     """A call is admitted if and only if it fits. A number makes a request start, or later end."""
-    admission = Admission(ServerConfig(max_num_queued_reqs=max_queued, max_num_queued_tokens=max_tokens))
+    admission = Admission(
+        ServerConfig(max_num_queued_reqs=max_queued, max_num_queued_tokens=max_tokens)
+    )
     admission.num_rows = 2
     waiting: list[int] = []
     started = 0
     for event in events:
         if isinstance(event, list):
-            fits = len(waiting) + started + len(event) <= 2 + max_queued and sum(waiting) + sum(event) <= max_tokens
+            fits = (
+                len(waiting) + started + len(event) <= 2 + max_queued
+                and sum(waiting) + sum(event) <= max_tokens
+            )
             try:
                 admission.admit(event)
             except LinkError as error:
@@ -87,7 +95,9 @@ def test_admission_counts(events: list[list[int] | int], max_queued: int, max_to
                 never = len(event) > 2 + max_queued or sum(event) > max_tokens
                 assert isinstance(error, CallTooLarge if never else Overloaded)
                 answer = as_answer(error)
-                assert (answer.status, "retry-after" in answer.headers) == ((400, False) if never else (503, True))
+                assert (answer.status, "retry-after" in answer.headers) == (
+                    (400, False) if never else (503, True)
+                )
             else:
                 assert fits
                 waiting += event
@@ -99,7 +109,10 @@ def test_admission_counts(events: list[list[int] | int], max_queued: int, max_to
         elif started:
             admission.left(0)
             started -= 1
-        assert (admission.open_requests, admission.waiting_tokens) == (len(waiting) + started, sum(waiting))
+        assert (admission.open_requests, admission.waiting_tokens) == (
+            len(waiting) + started,
+            sum(waiting),
+        )
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -120,7 +133,9 @@ async def test_calls_are_admitted_whole_or_not_at_all(status: Any) -> None:
             client.take_message(Rejected(submitted(link)[1], "no", "prompt"))
             assert [message.request_id for message in await first.receive()] == submitted(link)[:2]
     assert client.num_calls == 0 and client.idle.is_set()
-    assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), "the open ones, once each"
+    assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), (
+        "the open ones, once each"
+    )
     async with client.open(asked(client, 1, 1, 1, 1)):
         assert client.num_calls == 1, "rows and queue are free again"
 
@@ -168,7 +183,9 @@ async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
     ],
 )
 @pytest.mark.anyio
-async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[str, Any], code: str) -> None:
+async def test_the_stricter_deadline_counts(
+    asked_for: Deadlines, limits: dict[str, Any], code: str
+) -> None:
     client, link = serving(**limits)
     async with client.open(asked(client, 1, 1), asked_for) as call:
         client.take_message(update(submitted(link)[0]))
@@ -217,7 +234,9 @@ def state_of(client: EngineClient) -> str:
     return client.state
 
 
-async def one_of_many(server: Server, body: bytes, writers: list[asyncio.StreamWriter]) -> tuple[int, str | None]:
+async def one_of_many(
+    server: Server, body: bytes, writers: list[asyncio.StreamWriter]
+) -> tuple[int, str | None]:
     """Send a call; return status and error code as soon as they arrive. The connection stays open."""
     url = server.http.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -253,7 +272,9 @@ def test_the_queue_is_exact_under_a_thousand_clients() -> None:
             tasks = [asyncio.create_task(one_of_many(server, body, writers)) for _ in range(1000)]
             pending = set(tasks)
             while len(pending) > 8:  # the queued ones get their headers with their first token
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+                _, pending = await asyncio.wait(
+                    pending, return_when=asyncio.FIRST_COMPLETED, timeout=60
+                )
             results = [task.result() for task in tasks if task.done()]
             assert len(results) == 992
             assert collections.Counter(results) == {(200, None): 2, (503, "queue_full"): 990}
@@ -265,7 +286,9 @@ def test_the_queue_is_exact_under_a_thousand_clients() -> None:
             await asyncio.wait(pending)
             for writer in writers:
                 writer.close()
-            await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+            await asyncio.gather(
+                *(writer.wait_closed() for writer in writers), return_exceptions=True
+            )
 
         asyncio.run(ask())
         server.wait_idle()
@@ -280,8 +303,14 @@ def test_deadlines_in_queue_and_running() -> None:
             wait_until(lambda: server.health().json()["running"] == 2)
             queued = threads.submit(server.complete, "queued")
             *_, last = events
-        assert (last["error"]["code"], last["error"]["type"]) == ("timeout", "invalid_request_error")
+        assert (last["error"]["code"], last["error"]["type"]) == (
+            "timeout",
+            "invalid_request_error",
+        )
         waited, late = queued.result(), plain.result()
         assert check_error(waited, 503)["code"] == "queue_timeout" and waited.headers["retry-after"]
-        assert check_error(late, 408)["code"] == "timeout" and late.headers["x-should-retry"] == "false"
+        assert (
+            check_error(late, 408)["code"] == "timeout"
+            and late.headers["x-should-retry"] == "false"
+        )
         wait_until(lambda: server.health().json()["running"] == 0)

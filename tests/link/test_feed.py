@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.link.client import EngineClient
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.feed import MAX_UNREAD, MAX_WATCHERS, Feed, FeedFull
 from orca_jax.link.wire import FromFrontEnd, Iterations, Message, Ready, Watch
-from orca_jax.observer import Observers
-from orca_jax.request import SamplingParams
+from orca_jax.sched.observer import Observers
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 
 READY = Ready("", "byte", 257, 64, 1000, 8)
 LINE = b'{"end":{}}\n'

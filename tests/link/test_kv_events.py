@@ -10,11 +10,17 @@ import msgspec
 import pytest
 import zmq
 
-from orca_jax.errors import ConfigError
 from orca_jax.link import kv_events
-from orca_jax.link.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventPublisher, joined
-from orca_jax.request import SamplingParams
+from orca_jax.link.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEventPublisher,
+    joined,
+)
 from orca_jax.server_config import KvEvents
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import Lab, Shape
 from tests.serve.running import running, spawn
 
@@ -87,9 +93,14 @@ class Index:
 
     def _store(self, event: Stored) -> None:
         prefix = () if event.parent_block_hash is None else self.prefix_of[event.parent_block_hash]
-        assert len(event.token_ids) == event.block_size * len(event.block_hashes) and event.medium == "GPU"
+        assert (
+            len(event.token_ids) == event.block_size * len(event.block_hashes)
+            and event.medium == "GPU"
+        )
         if event.extra_keys is not None:
-            assert len(event.extra_keys) == len(event.block_hashes) and event.parent_block_hash is None
+            assert (
+                len(event.extra_keys) == len(event.block_hashes) and event.parent_block_hash is None
+            )
             self.salts += [key for keys in event.extra_keys if keys is not None for key in keys]
         for number, block in enumerate(event.block_hashes, 1):
             self.prefix_of[block] = prefix + tuple(event.token_ids[: number * event.block_size])
@@ -101,7 +112,9 @@ def settings(tmp_path: Path) -> KvEvents:
 
 
 @contextlib.contextmanager
-def connected(context: "zmq.Context[Any]", kind: int, endpoint: str) -> Iterator["zmq.Socket[bytes]"]:
+def connected(
+    context: "zmq.Context[Any]", kind: int, endpoint: str
+) -> Iterator["zmq.Socket[bytes]"]:
     with context.socket(kind) as sock:
         sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.RCVTIMEO, 10_000)
@@ -126,7 +139,11 @@ def replay(sock: "zmq.Socket[bytes]", start: int) -> Iterator[tuple[int, bytes]]
 
 def cached_prefixes(lab: Lab) -> set[int]:
     """The hashes of the pages in the prefix cache."""
-    return {int.from_bytes(digest[-8:], "big") for digest, page in lab.kv.prefixes._pages.items() if page.is_full}
+    return {
+        int.from_bytes(digest[-8:], "big")
+        for digest, page in lab.kv.prefixes._pages.items()
+        if page.is_full
+    }
 
 
 def test_a_subscriber_knows_the_prefix_cache(settings: KvEvents) -> None:
@@ -143,14 +160,17 @@ def test_a_subscriber_knows_the_prefix_cache(settings: KvEvents) -> None:
             last = -1
             for number in range(12):
                 prompt = [1 + number % 3] * 9 + [number % 5] * 6
-                params = SamplingParams(max_tokens=6, temperature=0, cache_salt="tenant" if number == 11 else "")
+                params = SamplingParams(
+                    max_tokens=6, temperature=0, cache_salt="tenant" if number == 11 else ""
+                )
                 lab.engine.add_request(f"r{number}", prompt, params)
                 lab.run()
                 if last < 0:  # its connection may have come after these messages
                     for index, payload in replay(request, 0):
                         live.take(payload)
                         last = index
-            while set(live.prefix_of) != cached_prefixes(lab):  # the receive timeout ends a wait in vain
+            # the receive timeout ends a wait in vain
+            while set(live.prefix_of) != cached_prefixes(lab):
                 topic, frame, payload = events.recv_multipart()
                 index = int.from_bytes(frame, "big")
                 if index > last:
@@ -184,11 +204,20 @@ def test_prefixes_are_those_of_the_prompts(settings: KvEvents) -> None:
 
 
 def test_neighbours_are_joined() -> None:
-    def stored(block: int, parent: int | None, salt: list[list[str] | None] | None = None) -> BlockStored:
+    def stored(
+        block: int, parent: int | None, salt: list[list[str] | None] | None = None
+    ) -> BlockStored:
         return BlockStored([block], parent, [block, block], 2, extra_keys=salt)
 
     chain = joined(
-        [stored(1, None, [["s"]]), stored(2, 1), stored(3, 2), stored(9, 1), BlockRemoved([4]), BlockRemoved([5])]
+        [
+            stored(1, None, [["s"]]),
+            stored(2, 1),
+            stored(3, 2),
+            stored(9, 1),
+            BlockRemoved([4]),
+            BlockRemoved([5]),
+        ]
     )
     assert chain == [
         BlockStored([1, 2, 3], None, [1, 1, 2, 2, 3, 3], 2, extra_keys=[["s"], None, None]),
@@ -200,7 +229,12 @@ def test_neighbours_are_joined() -> None:
 def test_groups_are_not_joined() -> None:
     first, other = BlockStored([1], None, [1, 1], 2), BlockStored([2], 1, [2, 2], 2, group_idx=1)
     events = joined([first, other, BlockRemoved([4]), BlockRemoved([5], group_idx=1)])
-    assert [each.group_idx for each in events if not isinstance(each, AllBlocksCleared)] == [0, 1, 0, 1]
+    assert [each.group_idx for each in events if not isinstance(each, AllBlocksCleared)] == [
+        0,
+        1,
+        0,
+        1,
+    ]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(other))[9] == 1, "vLLM's tenth field"
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([5], group_idx=1))) == [
         "BlockRemoved", [5], "GPU", 1
@@ -234,8 +268,16 @@ def test_an_address_in_use_is_named() -> None:
 
 def test_a_server_publishes_what_it_caches(tmp_path: Path) -> None:
     replay_endpoint = f"ipc://{tmp_path}/replay"
-    flags = ("--kv-events-endpoint", f"ipc://{tmp_path}/events", "--kv-events-replay-endpoint", replay_endpoint)
-    with running(*flags, "--kv-events-topic", TOPIC, "--page-size", "4") as server, zmq.Context() as context:
+    flags = (
+        "--kv-events-endpoint",
+        f"ipc://{tmp_path}/events",
+        "--kv-events-replay-endpoint",
+        replay_endpoint,
+    )
+    with (
+        running(*flags, "--kv-events-topic", TOPIC, "--page-size", "4") as server,
+        zmq.Context() as context,
+    ):
         index = Index()
         assert server.complete("abcdefgh", max_tokens=2).status_code == 200
         with connected(context, zmq.DEALER, replay_endpoint) as request:
@@ -247,7 +289,9 @@ def test_a_server_publishes_what_it_caches(tmp_path: Path) -> None:
 
 
 def test_a_server_without_a_prefix_cache_has_no_events() -> None:
-    process = spawn("--model", "preset:toy", "--kv-events-endpoint", "tcp://127.0.0.1:0", "--scheduler", "orca")
+    process = spawn(
+        "--model", "preset:toy", "--kv-events-endpoint", "tcp://127.0.0.1:0", "--scheduler", "orca"
+    )
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--kv-events-endpoint: needs the prefix cache; use the scheduler chunked" in errors

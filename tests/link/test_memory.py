@@ -26,7 +26,9 @@ def test_a_kill_names_the_memory_and_the_settings(tmp_path: Path) -> None:
     watch.look()  # the process has gone
     reason = watch.reason()
     assert reason is not None
-    assert reason.startswith("was killed by the kernel for lack of memory; it held 3.0 GiB. Lower --num-pages")
+    assert reason.startswith(
+        "was killed by the kernel for lack of memory; it held 3.0 GiB. Lower --num-pages"
+    )
 
 
 def test_a_system_that_does_not_count(tmp_path: Path) -> None:

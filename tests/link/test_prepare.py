@@ -10,12 +10,20 @@ from typing import Any
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
-from orca_jax.errors import RequestError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.prepare import GRAMMARS, MAX_GIVEN_UP, NUM_THREADS, Preparation
-from orca_jax.link.wire import EngineAnswer, EngineCall, LoadAdapter, Message, Rejected, Submit, Updates
-from orca_jax.request import Constraint, SamplingParams, StructuredOutput, TokenSet
+from orca_jax.link.wire import (
+    EngineAnswer,
+    EngineCall,
+    LoadAdapter,
+    Message,
+    Rejected,
+    Submit,
+    Updates,
+)
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Constraint, SamplingParams, StructuredOutput, TokenSet
 
 SHORT = {"limit": 0.05, "tick": 0.01}
 
@@ -42,7 +50,9 @@ def refusal(results: "queue.SimpleQueue[Any]") -> str:
     return result.message
 
 
-def test_late_work_is_given_up_and_the_next_begins(released: threading.Event, clock: SimpleNamespace) -> None:
+def test_late_work_is_given_up_and_the_next_begins(
+    released: threading.Event, clock: SimpleNamespace
+) -> None:
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()
     grammars = Preparation(GRAMMARS, **SHORT)
@@ -108,7 +118,9 @@ def test_an_unexpected_failure_says_more_than_its_class(caplog: pytest.LogCaptur
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
     grammars = Preparation(GRAMMARS)
     grammars.submit(lambda: int(1e999), results.put)
-    expected = "the grammar cannot be compiled: OverflowError: cannot convert float infinity to integer"
+    expected = (
+        "the grammar cannot be compiled: OverflowError: cannot convert float infinity to integer"
+    )
     assert refusal(results) == expected and "Traceback" in caplog.text
     grammars.close()
 
@@ -127,8 +139,12 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
     released: threading.Event, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the other way round; both are counted in the statistics of the heartbeats."""
-    monkeypatch.setattr("orca_jax.link.loop.Preparation", partial(Preparation, limit=2.0, tick=0.02))
-    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, enable_lora=True)).engine
+    monkeypatch.setattr(
+        "orca_jax.link.loop.Preparation", partial(Preparation, limit=2.0, tick=0.02)
+    )
+    engine = build_engine(
+        EngineConfig(model="preset:toy", max_model_len=64, enable_lora=True)
+    ).engine
     inbox: Inbox = queue.SimpleQueue()
     sent: list[Message] = []
     status = EngineStatus()
@@ -136,7 +152,13 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
     def send(message: Message) -> None:
         sent.append(message)
         ends = [each for each in sent if isinstance(each, EngineAnswer | Rejected)]
-        is_done = [each for each in sent if isinstance(each, Updates) for one in each.updates if one.finish_reason]
+        is_done = [
+            each
+            for each in sent
+            if isinstance(each, Updates)
+            for one in each.updates
+            if one.finish_reason
+        ]
         if is_done:
             clock.now = 3.0  # both slow grammars and both slow adapters have begun
         if len(ends) + len(is_done) == 7:
@@ -153,7 +175,9 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
         raise RequestError("nothing is there", "lora_path")
 
     def grammar(value: str) -> Submit:
-        params = SamplingParams(2, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value))
+        params = SamplingParams(
+            2, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value)
+        )
         return Submit(value, [1], params)
 
     for number, path in enumerate(("slow", "slow", "empty")):
@@ -165,10 +189,15 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
     EngineLoop(engine, inbox, send, status, compile_grammar, reader=read).run_engine()
     give_up.cancel()
     answers = [each.number for each in sent if isinstance(each, EngineAnswer)]
-    assert sorted(answers) == [0, 1, 2] and answers[0] != 2, "the third begins when another is given up"
+    assert sorted(answers) == [0, 1, 2] and answers[0] != 2, (
+        "the third begins when another is given up"
+    )
     assert isinstance(sent[0], Updates), "the grammar waited for no adapter"
     late = [each.error or "" for each in sent if isinstance(each, EngineAnswer)]
     assert late[0].startswith("the adapter was not read within 2 s") and "nothing is there" in late
     status.sample(engine)  # the loop may end before the next one is due
     beat = status.heartbeat()
-    assert beat.engine is not None and (beat.engine.late_grammars, beat.engine.late_adapters) == (2, 2)
+    assert beat.engine is not None and (beat.engine.late_grammars, beat.engine.late_adapters) == (
+        2,
+        2,
+    )

@@ -8,15 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.supervisor import MAX_FAILURES, HangDetector, Supervisor
 from orca_jax.link.watch import STEP_FLOOR
-from orca_jax.link.wire import EngineAnswer, EngineCall, Failed, Heartbeat, LoadAdapter, Message, Ready, encode
+from orca_jax.link.wire import (
+    EngineAnswer,
+    EngineCall,
+    Failed,
+    Heartbeat,
+    LoadAdapter,
+    Message,
+    Ready,
+    encode,
+)
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import LOADING_SILENCE
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError, EngineDeadError
+from orca_jax.values.startup import LOADING_SILENCE
 
 CONFIG = ServerConfig(heartbeat_timeout=3, load_timeout=100)
 READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2)
@@ -35,12 +44,21 @@ READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_ro
         (Heartbeat("serving", STEP_FLOOR - 1), 0, 0, None),
         (Heartbeat("serving", STEP_FLOOR + 1), 0, 0, "no progress for 10 s (--step-timeout"),
         (Heartbeat("serving", 49, limit_seconds=50), 0, 0, None),
-        (Heartbeat("serving", 51, limit_seconds=50, place="a.py:f"), 0, 0, "no progress for 50 s in a.py:f"),
+        (
+            Heartbeat("serving", 51, limit_seconds=50, place="a.py:f"),
+            0,
+            0,
+            "no progress for 50 s in a.py:f",
+        ),
     ],
 )
 @pytest.mark.parametrize("step_timeout", [None, 20])
 def test_verdicts(
-    beat: Heartbeat | None, silence: float, passed: float, verdict: str | None, step_timeout: float | None
+    beat: Heartbeat | None,
+    silence: float,
+    passed: float,
+    verdict: str | None,
+    step_timeout: float | None,
 ) -> None:
     """A limit set by the operator replaces the measured one."""
     if step_timeout is not None and beat is not None and beat.phase == "serving" and silence == 0:
@@ -91,7 +109,9 @@ async def test_silence_counts_only_while_the_engine_could_run(
     detector.serves()
     link.data_received(encode(Heartbeat("serving", 0)))
     monkeypatch.setattr("orca_jax.link.supervisor.asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr("orca_jax.link.supervisor.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "orca_jax.link.supervisor.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
     if ends is None:
         with pytest.raises(asyncio.CancelledError):
             await boss._watch(link, detector)
@@ -126,7 +146,9 @@ async def supervise(link: type[EngineLink], *, fails: bool = False) -> list[str]
     async def sleep(seconds: float) -> None:
         events.append(f"sleep {seconds:g}")
 
-    boss = Supervisor(ServerConfig(restart_engine=True), client, on_ready, make_link=link, sleep=sleep)
+    boss = Supervisor(
+        ServerConfig(restart_engine=True), client, on_ready, make_link=link, sleep=sleep
+    )
     with pytest.raises((EngineDeadError, ConfigError)) as caught:
         await boss.run_engines()
     assert client.state == "dead"
@@ -137,12 +159,19 @@ async def supervise(link: type[EngineLink], *, fails: bool = False) -> list[str]
 async def test_restarts_are_bounded() -> None:
     events = await supervise(link_that(READY, Failed("it broke")))
     assert events.count("ready") == MAX_FAILURES and events[-1] == "it broke"
-    assert [event for event in events if event.startswith("sleep")] == ["sleep 0.5", "sleep 1", "sleep 2", "sleep 4"]
+    assert [event for event in events if event.startswith("sleep")] == [
+        "sleep 0.5",
+        "sleep 1",
+        "sleep 2",
+        "sleep 4",
+    ]
 
 
 @pytest.mark.anyio
 async def test_a_first_start_that_fails_is_not_repeated() -> None:
-    events = await supervise(link_that(Heartbeat("loading", 1), Failed("no such model", "model", True)))
+    events = await supervise(
+        link_that(Heartbeat("loading", 1), Failed("no such model", "model", True))
+    )
     assert events == ["loading", "no such model"]
 
 
@@ -152,7 +181,9 @@ async def test_a_front_end_that_cannot_serve_the_model_says_so() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Those of the settings included; a start that fails so does not count as a failure of the engine."""
     settings = EngineConfig(model="preset:toy", enable_lora=True, lora_modules=("bad=x", "good=y"))
     config = ServerConfig(settings, restart_engine=True)
@@ -163,7 +194,9 @@ async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(caplog
     class Link(EngineLink):
         async def start(self, config: ServerConfig) -> None:
             loads.append(list(config.engine.lora_paths))
-            self.data_received(encode(msgspec.structs.replace(READY, adapters=tuple(config.engine.lora_paths))))
+            self.data_received(
+                encode(msgspec.structs.replace(READY, adapters=tuple(config.engine.lora_paths)))
+            )
 
         def send(self, message: Message) -> None:
             assert isinstance(message, EngineCall) and isinstance(message.change, LoadAdapter)

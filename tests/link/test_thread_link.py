@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca_jax.link.thread_link import MOST_HELD, Outbox
-from orca_jax.request import RequestMetrics, RequestUpdate
+from orca_jax.values.request import RequestMetrics, RequestUpdate
 
 METRICS = RequestMetrics(0.0, 0.0, 0.0, 0.0)
 
@@ -39,7 +39,9 @@ def test_no_token_is_lost_or_late(lengths: list[int], is_watched: bool) -> None:
     for number, length in enumerate(lengths):
         parts = got[f"r{number}"]
         assert [token for part in parts for token in part.new_ids] == list(range(length))
-        assert parts[0].num_cached == 3 and [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+        assert parts[0].num_cached == 3 and [part.finish_reason for part in parts[:-1]] == [
+            None
+        ] * (len(parts) - 1)
         assert parts[-1].finish_reason == "length"
         assert len(parts) == (length if is_watched else 2 + (length - 2) // MOST_HELD)
     assert outbox._held == {} and outbox._watched == set()

@@ -13,7 +13,6 @@ from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.supervisor import HangDetector
 from orca_jax.link.watch import STEP_FLOOR, ProgressWatch
 from orca_jax.link.wire import Abort, Message, Submit, ToEngine, Updates
-from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -22,7 +21,8 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import ToyExecutor
-from orca_jax.step import Handle, StepPlan, StepResult
+from orca_jax.values.request import RequestUpdate, SamplingParams
+from orca_jax.values.step import Handle, StepPlan, StepResult
 from tests.sim.oracle import toy_generate
 
 VOCAB, PAGES, PAGE_SIZE, ROWS = 61, 64, 4, 4
@@ -79,14 +79,18 @@ class Running:
     def __init__(self, scheduler: Scheduler) -> None:
         self.now = 0.0
         self.executor = HeldExecutor()
-        kv = KVManager((PAGES,), PAGE_SIZE, ROWS, 100 if scheduler.traits.has_reservations else None)
+        kv = KVManager(
+            (PAGES,), PAGE_SIZE, ROWS, 100 if scheduler.traits.has_reservations else None
+        )
         self.pool = RequestPool(kv, vocab_size=VOCAB, max_model_len=64)
         self.engine = Engine(self.executor, scheduler, self.pool)
         self.inbox: Inbox = queue.SimpleQueue()
         self.updates: queue.SimpleQueue[RequestUpdate] = queue.SimpleQueue()
         self.status = EngineStatus(lambda: self.now, ProgressWatch(lambda: self.now, dict))
         self.status.enter("serving")
-        loop = EngineLoop(self.engine, self.inbox, self._send, self.status, lambda _: pytest.fail("no grammar"))
+        loop = EngineLoop(
+            self.engine, self.inbox, self._send, self.status, lambda _: pytest.fail("no grammar")
+        )
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(loop,))
         self._thread.start()
@@ -218,7 +222,10 @@ def test_an_abort_in_flight_takes_effect_after_the_iteration(start: Start) -> No
     assert running.submitted() == "B", "the abort was read before"
     assert running.pool.kv.num_held_rows == 2, "the device still writes into A's pages"
     running.executor.end(2)
-    ends = {update.request_id: update.finish_reason for update in (running.next_update(), running.next_update())}
+    ends = {
+        update.request_id: update.finish_reason
+        for update in (running.next_update(), running.next_update())
+    }
     assert ends == {"A": "abort", "B": "length"}
     running.send(request("C", 1))
     running.executor.end()

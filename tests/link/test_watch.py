@@ -13,17 +13,26 @@ from pathlib import Path
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.supervisor import HangDetector
-from orca_jax.link.watch import LONGEST_BEAT, STEP_FLOOR, ProgressWatch, StarvedThreads, place_of, step_limit
+from orca_jax.link.watch import (
+    LONGEST_BEAT,
+    STEP_FLOOR,
+    ProgressWatch,
+    StarvedThreads,
+    place_of,
+    step_limit,
+)
 from orca_jax.link.wire import Message, Submit, Updates
-from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 
 
-def looks(watch: ProgressWatch, clock: list[float], *progress: int | None, pause: float = 0.5) -> list[float]:
+def looks(
+    watch: ProgressWatch, clock: list[float], *progress: int | None, pause: float = 0.5
+) -> list[float]:
     found = []
     for one in progress:
         clock[0] += pause
@@ -58,10 +67,13 @@ def test_time_without_a_processor_does_not_count(share: float, expected: float) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
-@pytest.mark.parametrize("pid", ["self", os.getpid()], ids=["self", "number"])  # equal names in all processes
+# equal names in all processes
+@pytest.mark.parametrize("pid", ["self", os.getpid()], ids=["self", "number"])
 def test_the_system_counts_starvation_of_each_thread(pid: int | str) -> None:
     found = StarvedThreads(pid).seconds()
-    assert len(found) >= threading.active_count() and all(seconds >= 0 for seconds in found.values())
+    assert len(found) >= threading.active_count() and all(
+        seconds >= 0 for seconds in found.values()
+    )
     assert StarvedThreads(2**30).seconds() == {}, "there is no such process, or no /proc"
 
 
@@ -82,7 +94,9 @@ def test_a_wait_counts_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(itertools.starmap(seconds, looks)) == [5, 5, 6, 7, 8, 8.1, 8.1, 8.1]
 
 
-@pytest.mark.parametrize(("expected", "limit"), [(0, STEP_FLOOR), (0.2, STEP_FLOOR), (0.5, 15), (4, 120)])
+@pytest.mark.parametrize(
+    ("expected", "limit"), [(0, STEP_FLOOR), (0.2, STEP_FLOOR), (0.5, 15), (4, 120)]
+)
 def test_the_limit_follows_from_the_measured_time(expected: float, limit: float) -> None:
     assert step_limit(expected) == limit
 
@@ -98,7 +112,9 @@ class Hang:
         self.now = 0.0
         self.end = threading.Event()
         self.begun = threading.Event()
-        self.engine: Engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64)).engine
+        self.engine: Engine = build_engine(
+            EngineConfig(model="preset:toy", max_model_len=64)
+        ).engine
         self.inbox: Inbox = queue.SimpleQueue()
         self.status = EngineStatus(lambda: self.now, ProgressWatch(lambda: self.now, dict))
         self.status.enter("serving")
@@ -115,7 +131,10 @@ class Hang:
         self.inbox.put(Submit("r", [1, 2], SamplingParams(4)))
 
     def _run(self) -> None:
-        send, compiler = lambda message: self.send(message), lambda _: pytest.fail("no grammar was sent")
+        send, compiler = (
+            lambda message: self.send(message),
+            lambda _: pytest.fail("no grammar was sent"),
+        )
         with contextlib.suppress(_Ended):
             EngineLoop(self.engine, self.inbox, send, self.status, compiler).run_engine()
 
@@ -142,7 +161,9 @@ def stuck() -> Iterator[Hang]:
 
 
 @pytest.mark.parametrize("where", ["add_request", "select", "submit", "collect", "deliver", "send"])
-def test_a_hang_is_found_wherever_it_is(stuck: Hang, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_hang_is_found_wherever_it_is(
+    stuck: Hang, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     owners = {
         "add_request": stuck.engine,
         "select": stuck.engine.scheduler,
@@ -158,7 +179,9 @@ def test_a_hang_is_found_wherever_it_is(stuck: Hang, monkeypatch: pytest.MonkeyP
     assert verdict is not None and "no progress for 10 s" in verdict and place in verdict
 
 
-def test_an_engine_that_turns_in_vain_is_found(stuck: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_turns_in_vain_is_found(
+    stuck: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has work, and its steps do nothing."""
 
     def step(wait: object) -> list[object]:

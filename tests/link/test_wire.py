@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
-from orca_jax.errors import RequestError
 from orca_jax.flags import add_engine_args, engine_config_from_args, help_of, human_int
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import (
@@ -37,7 +35,10 @@ from orca_jax.link.wire import (
     decode_to_engine,
     encode,
 )
-from orca_jax.request import (
+from orca_jax.server_config import KvEvents
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import (
     Constraint,
     RequestMetrics,
     RequestUpdate,
@@ -47,16 +48,23 @@ from orca_jax.request import (
     TokenSet,
     Urgency,
 )
-from orca_jax.server_config import KvEvents
-from orca_jax.startup import EngineSummary, StartReport
-from orca_jax.step import ExecutorStats
+from orca_jax.values.startup import EngineSummary, StartReport
+from orca_jax.values.step import ExecutorStats
 from tests.sim.oracle import toy_generate
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
-    Start(EngineConfig(), 12.5, KvEvents("tcp://127.0.0.1:5557", "kv@pod@model", "tcp://127.0.0.1:5558")),
-    Submit("r1", [1, 2, 3], SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True)),
+    Start(
+        EngineConfig(),
+        12.5,
+        KvEvents("tcp://127.0.0.1:5557", "kv@pod@model", "tcp://127.0.0.1:5558"),
+    ),
+    Submit(
+        "r1",
+        [1, 2, 3],
+        SamplingParams(5, temperature=0.5, seed=-(2**63), stop_token_ids=(4,), ignore_eos=True),
+    ),
     Submit(
         "r2",
         [5],
@@ -78,7 +86,14 @@ FROM_ENGINE = [
     Ready("", "byte", 257, 64, 1000, 8),
     Ready("", "byte", 257, 64, 1000, 8, {"gpu": "wrong", "triton": "ok"}),
     Ready(
-        "", "byte", 257, 64, 1000, 8, {}, EngineSummary(64, 99, 1, 128, "orca", StartReport({"load": 0.5}, 2.5, 9, 8))
+        "",
+        "byte",
+        257,
+        64,
+        1000,
+        8,
+        {},
+        EngineSummary(64, 99, 1, 128, "orca", StartReport({"load": 0.5}, 2.5, 9, 8)),
     ),
     Rejected("r1", "no", "prompt"),
     Updates(
@@ -87,7 +102,9 @@ FROM_ENGINE = [
             RequestUpdate("r2", (), "abort"),
             RequestUpdate("r3", (7, 8), "length", metrics=RequestMetrics(0.5, 1.0, 2.0, 3.0)),
             RequestUpdate("r4", (), "error", "not finite"),
-            RequestUpdate("r5", (1,), logprobs=(LOGPROBS,), prompt_logprobs=(LOGPROBS, TokenLogprobs(-0.5, 1))),
+            RequestUpdate(
+                "r5", (1,), logprobs=(LOGPROBS,), prompt_logprobs=(LOGPROBS, TokenLogprobs(-0.5, 1))
+            ),
         ],
         running=3,
         waiting=1,
@@ -108,8 +125,12 @@ FROM_ENGINE = [
 def test_frames_survive_any_cut(messages: list[Message], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
     reader = FrameReader()
-    payloads = [payload for at in range(0, len(data), size) for payload in reader.feed(data[at : at + size])]
-    known = [decode_to_engine if message in TO_ENGINE else decode_from_engine for message in messages]
+    payloads = [
+        payload for at in range(0, len(data), size) for payload in reader.feed(data[at : at + size])
+    ]
+    known = [
+        decode_to_engine if message in TO_ENGINE else decode_from_engine for message in messages
+    ]
     assert [read(payload) for read, payload in zip(known, payloads, strict=True)] == messages
 
 
@@ -118,19 +139,29 @@ def test_halves_of_surrogate_pairs_are_sent_as_escapes() -> None:
 
     def update(error: str) -> Updates:
         times = RequestMetrics(0.5, 1.0, 2.0, 3.0)
-        return Updates([RequestUpdate("é", (1, 2), "error", error, times, (LOGPROBS,), (), 3, b"\x00\xff")], 1, 2)
+        return Updates(
+            [RequestUpdate("é", (1, 2), "error", error, times, (LOGPROBS,), (), 3, b"\x00\xff")],
+            1,
+            2,
+        )
 
     assert decode_from_engine(encode(update("a\udc00"))[4:]) == update(r"a\udc00")
     answer = EngineAnswer(3, "\ud800é", "lora_path")
     assert decode_from_engine(encode(answer)[4:]) == EngineAnswer(3, r"\ud800é", "lora_path")
     submit = Submit("r", [1], SamplingParams(1, logit_bias={3: 1.0}), adapter="\udcff")
-    assert decode_to_engine(encode(submit)[4:]) == msgspec.structs.replace(submit, adapter=r"\udcff")
+    assert decode_to_engine(encode(submit)[4:]) == msgspec.structs.replace(
+        submit, adapter=r"\udcff"
+    )
 
 
 def test_unreadable_frames_are_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         list(FrameReader().feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
-    for payload in (b"\xc1", msgspec.msgpack.encode(["Ready", 1]), msgspec.msgpack.encode(["Nothing"])):
+    for payload in (
+        b"\xc1",
+        msgspec.msgpack.encode(["Ready", 1]),
+        msgspec.msgpack.encode(["Nothing"]),
+    ):
         with pytest.raises(msgspec.MsgspecError):
             decode_from_engine(payload)
     bad = SamplingParams(1)
@@ -154,7 +185,9 @@ class Anything:
 
 
 def constrained(value: str) -> SamplingParams:
-    return SamplingParams(4, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value))
+    return SamplingParams(
+        4, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value)
+    )
 
 
 def test_engine_loop() -> None:
@@ -168,7 +201,9 @@ def test_engine_loop() -> None:
 
     def send(message: Message) -> None:
         sent.append(message)
-        if isinstance(message, Updates) and any(update.request_id == "long" for update in message.updates):
+        if isinstance(message, Updates) and any(
+            update.request_id == "long" for update in message.updates
+        ):
             inbox.put(Abort("long"))
         ends.update(message.request_id for message in sent[-1:] if isinstance(message, Rejected))
         if isinstance(message, Updates):
@@ -191,17 +226,26 @@ def test_engine_loop() -> None:
         Submit("long", [1], SamplingParams(60, ignore_eos=True)),
         Submit("short", [1], SamplingParams(4, temperature=0)),
         Abort("unknown"),
-        *(Submit(f"grammar {value}", [1], constrained(value)) for value in ("crash", "wrong", "fine", "slow")),
+        *(
+            Submit(f"grammar {value}", [1], constrained(value))
+            for value in ("crash", "wrong", "fine", "slow")
+        ),
         Abort("grammar slow"),
     ):
         inbox.put(message)
     EngineLoop(engine, inbox, send, status, compile_grammar).run_engine()
     released.set()
-    rejected = {message.request_id: message.param for message in sent if isinstance(message, Rejected)}
+    rejected = {
+        message.request_id: message.param for message in sent if isinstance(message, Rejected)
+    }
     grammar = "structured_outputs"
     assert rejected == {"bad": "prompt", "grammar crash": grammar, "grammar wrong": grammar}
-    updates = [update for message in sent if isinstance(message, Updates) for update in message.updates]
-    reasons = {update.request_id: update.finish_reason for update in updates if update.finish_reason}
+    updates = [
+        update for message in sent if isinstance(message, Updates) for update in message.updates
+    ]
+    reasons = {
+        update.request_id: update.finish_reason for update in updates if update.finish_reason
+    }
     assert reasons == {"short": "length", "long": "abort", "grammar fine": "length"}
     last = sent[-1]
     assert isinstance(last, Updates) and (last.running, last.waiting) == (0, 0)
@@ -212,7 +256,9 @@ def test_engine_loop() -> None:
 
 
 def test_the_row_of_a_late_found_end_is_reported_free() -> None:
-    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2, overlap=True)).engine
+    engine = build_engine(
+        EngineConfig(model="preset:toy", max_model_len=64, max_num_seqs=2, overlap=True)
+    ).engine
     (stop, *_) = toy_generate([1], SamplingParams(1, temperature=0), vocab_size=257)
     inbox: Inbox = queue.SimpleQueue()
     sent: list[Updates] = []
@@ -237,7 +283,9 @@ def parse(*flags: str, **defaults: Any) -> EngineConfig:
 def test_every_field_has_a_flag_and_the_same_default() -> None:
     assert all(help_of(field.name) for field in dataclasses.fields(EngineConfig))
     assert parse() == EngineConfig()
-    assert parse(max_num_seqs=7, model="preset:gpt2") == EngineConfig(model="preset:gpt2", max_num_seqs=7)
+    assert parse(max_num_seqs=7, model="preset:gpt2") == EngineConfig(
+        model="preset:gpt2", max_num_seqs=7
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,8 +297,14 @@ def test_every_field_has_a_flag_and_the_same_default() -> None:
         (("--page-size", "8", "--dtype", "bfloat16"), {"page_size": 8, "dtype": "bfloat16"}),
         (("--kv-cache-dtype", "auto", "--load-format", "dummy"), {"load_format": "dummy"}),
         (("--gpu-memory-utilization", "0.5"), {"gpu_memory_utilization": 0.5}),
-        (("--compile-cache", "none", "--strict-compile"), {"compile_cache": None, "strict_compile": True}),
-        (("--no-progress", "--scheduler", "request_level"), {"progress": False, "scheduler": "request_level"}),
+        (
+            ("--compile-cache", "none", "--strict-compile"),
+            {"compile_cache": None, "strict_compile": True},
+        ),
+        (
+            ("--no-progress", "--scheduler", "request_level"),
+            {"progress": False, "scheduler": "request_level"},
+        ),
     ],
 )
 def test_flags(flags: tuple[str, ...], expected: dict[str, Any]) -> None:

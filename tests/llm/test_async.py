@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 
 from orca_jax import AsyncLLM, SamplingParams
-from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, LoadAdapter, Ready
 from orca_jax.llm.outputs import RequestOutput
-from orca_jax.request import LoRARequest
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import ConfigError, EngineError, RequestError
+from orca_jax.values.request import LoRARequest
 from tests.sim.oracle import toy_generate
 
-SETTINGS: dict[str, Any] = {"model": "preset:toy", "max_num_seqs": 4, "max_model_len": 4096, "page_size": 16}
+SETTINGS: dict[str, Any] = {
+    "model": "preset:toy",
+    "max_num_seqs": 4,
+    "max_model_len": 4096,
+    "page_size": 16,
+}
 
 
 def oracle(prompt: str, params: SamplingParams) -> tuple[int, ...]:
@@ -39,26 +44,41 @@ def test_tasks_share_the_engine() -> None:
         async with AsyncLLM(**SETTINGS) as llm:
             texts = ["a", "bb", "ccc", "d" * 50]
             outputs = await all_of(*(llm.generate(text, greedy) for text in texts))
-            assert [output.outputs[0].token_ids for output in outputs] == [oracle(text, greedy) for text in texts]
+            assert [output.outputs[0].token_ids for output in outputs] == [
+                oracle(text, greedy) for text in texts
+            ]
             assert [output.prompt for output in outputs] == texts
-            named = await all_of(llm.generate("a", greedy, "mine"), llm.generate("bb", greedy, request_id="mine"))
-            assert [output.request_id for output in named] == ["mine", "mine"], "a caller's ids may be equal"
-            assert [one.outputs[0].token_ids for one in named] == [one.outputs[0].token_ids for one in outputs[:2]]
+            named = await all_of(
+                llm.generate("a", greedy, "mine"), llm.generate("bb", greedy, request_id="mine")
+            )
+            assert [output.request_id for output in named] == ["mine", "mine"], (
+                "a caller's ids may be equal"
+            )
+            assert [one.outputs[0].token_ids for one in named] == [
+                one.outputs[0].token_ids for one in outputs[:2]
+            ]
             forms = {"prompt": "bb"}, {"prompt_token_ids": list(b"bb")}
             same = await all_of(*(llm.generate(form, greedy) for form in forms))
-            assert {output.outputs[0].token_ids for output in same} == {outputs[1].outputs[0].token_ids}
+            assert {output.outputs[0].token_ids for output in same} == {
+                outputs[1].outputs[0].token_ids
+            }
 
             pair = SamplingParams(max_tokens=12, n=2, seed=5, logprobs=0)
             (output,) = await all_of(llm.generate(list(b"abc"), pair))
             alone = [SamplingParams(max_tokens=12, seed=5 + index, logprobs=0) for index in (0, 1)]
-            assert [one.token_ids for one in output.outputs] == [oracle("abc", params) for params in alone]
-            assert all(one.logprobs is not None and len(one.logprobs) == 12 for one in output.outputs)
+            assert [one.token_ids for one in output.outputs] == [
+                oracle("abc", params) for params in alone
+            ]
+            assert all(
+                one.logprobs is not None and len(one.logprobs) == 12 for one in output.outputs
+            )
 
             whole = outputs[0].outputs[0].text
             cut = SamplingParams(max_tokens=30, temperature=0, stop=(whole[4],))
             (output,) = await all_of(llm.generate("a", cut))
             assert (
-                output.outputs[0].text == whole[: whole.index(whole[4])] and output.outputs[0].finish_reason == "stop"
+                output.outputs[0].text == whole[: whole.index(whole[4])]
+                and output.outputs[0].finish_reason == "stop"
             )
 
             (output,) = await all_of(llm.chat([{"role": "user", "content": "Hello"}], greedy))
@@ -134,7 +154,11 @@ def test_a_cancelled_first_use_of_an_adapter_spoils_no_later_one() -> None:
             self.sent.append(message)
 
     async def run() -> None:
-        llm, client, engine = AsyncLLM(**SETTINGS, enable_lora=True), EngineClient(ServerConfig()), Engine()
+        llm, client, engine = (
+            AsyncLLM(**SETTINGS, enable_lora=True),
+            EngineClient(ServerConfig()),
+            Engine(),
+        )
         client.attach(engine)
         client.serve(Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2))
         first = asyncio.create_task(llm._adapter(client, LoRARequest("a", "x")))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import StructuredOutput, candidate_seed
+from orca_jax.values.errors import ConfigError, RequestError
+from orca_jax.values.request import StructuredOutput, candidate_seed
 from tests.sim.oracle import toy_generate
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -49,16 +49,22 @@ def test_a_conversation_is_answered_as_its_rendered_text(llm: LLM, template: str
     outputs = llm.chat([HELLO, more], params, use_tqdm=False, chat_template=template)
     texts = ["<user>Hello<assistant>", "<user>Hello<assistant>Hi.<user>A<assistant>"]
     assert [output.prompt for output in outputs] == texts
-    assert [output.outputs[0].token_ids for output in outputs] == [oracle(text, params) for text in texts]
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        oracle(text, params) for text in texts
+    ]
 
 
 def test_options_of_the_template(llm: LLM, template: str) -> None:
     params = SamplingParams(max_tokens=1)
     options: dict[str, Any] = {"use_tqdm": False, "chat_template": template}
-    (plain,) = llm.chat(HELLO, params, add_generation_prompt=False, chat_template_kwargs={"tone": "!"}, **options)
+    (plain,) = llm.chat(
+        HELLO, params, add_generation_prompt=False, chat_template_kwargs={"tone": "!"}, **options
+    )
     assert plain.prompt == "<user>Hello!"
     begun = [*HELLO, {"role": "assistant", "content": "He said"}]
-    (output,) = llm.chat(begun, params, add_generation_prompt=False, continue_final_message=True, **options)
+    (output,) = llm.chat(
+        begun, params, add_generation_prompt=False, continue_final_message=True, **options
+    )
     assert output.prompt == "<user>Hello<assistant>He said"
 
 
@@ -69,7 +75,9 @@ def test_the_tokenizer_renders_conversations(llm: LLM) -> None:
     ids = tokenizer.apply_chat_template(HELLO, **options)
     (answer,) = llm.chat(HELLO, SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
     assert (text, ids) == (answer.prompt, list(answer.prompt_token_ids))
-    (same,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+    (same,) = llm.generate(
+        {"prompt_token_ids": ids}, SamplingParams(max_tokens=3, temperature=0), use_tqdm=False
+    )
     assert same.outputs[0].token_ids == answer.outputs[0].token_ids
     begun = tokenizer.apply_chat_template(HELLO, tokenize=False)
     assert isinstance(begun, str) and str(text).startswith(begun) and begun != text
@@ -103,7 +111,9 @@ def test_a_wrong_template_is_refused(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         llm.chat(HELLO, chat_template=str(tmp_path / "missing.jinja"), use_tqdm=False)
     assert caught.value.param == "chat_template"
-    assert len(llm.chat(HELLO, SamplingParams(max_tokens=1), use_tqdm=False)) == 1, "the plain template of a preset"
+    assert len(llm.chat(HELLO, SamplingParams(max_tokens=1), use_tqdm=False)) == 1, (
+        "the plain template of a preset"
+    )
 
 
 def test_candidates_have_seeds_of_their_own(llm: LLM) -> None:
@@ -115,7 +125,9 @@ def test_candidates_have_seeds_of_their_own(llm: LLM) -> None:
             alone = replace(params, n=1, seed=candidate_seed(7, index))
             assert completion.token_ids == oracle(prompt, alone)
             assert completion.text == llm.tokenizer.decode(completion.token_ids)
-            assert completion.logprobs is not None and len(completion.logprobs) == len(completion.token_ids)
+            assert completion.logprobs is not None and len(completion.logprobs) == len(
+                completion.token_ids
+            )
         assert len({completion.token_ids for completion in output.outputs}) > 1
         assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt)
         assert output.metrics is not None and output.metrics.arrival <= output.metrics.finished
@@ -129,7 +141,9 @@ def test_candidates_end_by_their_own_stop_strings(llm: LLM) -> None:
     assert len(set(ends)) > 1, "they end at different times"
     (output,) = llm.generate("abc", replace(params, stop=(stop,)), use_tqdm=False)
     for one, text, end in zip(output.outputs, texts, ends, strict=True):
-        assert (one.text, one.finish_reason) == ((text, "length") if end < 0 else (text[:end], "stop"))
+        assert (one.text, one.finish_reason) == (
+            (text, "length") if end < 0 else (text[:end], "stop")
+        )
 
 
 def test_candidates_share_a_grammar(llm: LLM) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.errors import EngineError
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import FairLock
-from orca_jax.request import RequestUpdate
 from orca_jax.sim.toy import ToyExecutor
+from orca_jax.values.errors import EngineError
+from orca_jax.values.request import RequestUpdate
 from tests.sim.oracle import toy_generate
 
 
@@ -23,7 +23,9 @@ def params_of(max_tokens: int) -> SamplingParams:
 
 
 def is_right(output: RequestOutput, max_tokens: int) -> bool:
-    wanted = toy_generate(list(output.prompt_token_ids), params_of(max_tokens), vocab_size=257, eos_token_ids=(256,))
+    wanted = toy_generate(
+        list(output.prompt_token_ids), params_of(max_tokens), vocab_size=257, eos_token_ids=(256,)
+    )
     return output.outputs[0].token_ids == tuple(wanted)
 
 
@@ -64,7 +66,9 @@ def test_four_threads_get_the_outputs_of_their_prompts(llm: LLM) -> None:
         futures = [threads.submit(run, thread) for thread in range(4)]
         puts: list[int] = []
         while not all(future.done() for future in futures):
-            version = llm._turns.update_weights(lambda: puts.append(len(llm.engine.pool)), None, aborts=False)
+            version = llm._turns.update_weights(
+                lambda: puts.append(len(llm.engine.pool)), None, aborts=False
+            )
             assert version == len(puts)
     assert puts and not any(puts), "an update waits for all requests"
     for future in futures:
@@ -88,7 +92,9 @@ def test_one_thread_reads_two_streams_and_a_half_read_one_blocks_nobody(llm: LLM
     assert "".join(second) and "".join(first)
 
 
-def test_a_stream_that_is_dropped_within_a_turn_is_only_noted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_dropped_within_a_turn_is_only_noted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The garbage collector may drop it there, in any thread."""
     streams = [llm.stream("dropped", params_of(3000))]
     step, seen = llm.engine.step, []
@@ -100,10 +106,14 @@ def test_a_stream_that_is_dropped_within_a_turn_is_only_noted(llm: LLM, monkeypa
 
     monkeypatch.setattr(llm.engine, "step", stepping)
     assert is_right(llm.generate("a", params_of(4), use_tqdm=False)[0], 4)
-    assert seen[0] == 2 and seen[2:] == [1] * (len(seen) - 2), "live in its last iteration, and aborted after it"
+    assert seen[0] == 2 and seen[2:] == [1] * (len(seen) - 2), (
+        "live in its last iteration, and aborted after it"
+    )
 
 
-def test_a_call_within_its_own_iteration_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_within_its_own_iteration_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A handler of a signal may make it. It would wait for itself for ever."""
     refused: list[str] = []
     step = llm.engine.step
@@ -151,7 +161,10 @@ def _interrupted(lock: FairLock) -> list[bool]:
 
     def ask() -> None:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("orca_jax.llm.turns.threading", SimpleNamespace(Lock=Place, get_ident=threading.get_ident))
+            patch.setattr(
+                "orca_jax.llm.turns.threading",
+                SimpleNamespace(Lock=Place, get_ident=threading.get_ident),
+            )
             lock.__enter__()
 
     thread = threading.Thread(target=ask)

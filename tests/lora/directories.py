@@ -13,7 +13,9 @@ from tests.model.reference import REFERENCE
 
 ADAPTERS = REFERENCE.parent / "adapters"
 RECORDED: Mapping[str, str] = {
-    path.name: json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    path.name: json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))[
+        "base_model_name_or_path"
+    ]
     for path in sorted(ADAPTERS.iterdir())
 }
 """The model of each recorded adapter."""
@@ -36,7 +38,13 @@ def write_adapter(
 ) -> Path:
     """Write an adapter of the model `base` with random matrices."""
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), **config}
+    values = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(targets),
+        **config,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(values), encoding="utf-8")
     random, tensors = np.random.default_rng(seed), {}
     for key, weight in load_file(base / "model.safetensors").items():
@@ -44,8 +52,12 @@ def write_adapter(
         if module.endswith(tuple(targets)):
             outputs, inputs = weight.shape
             name = f"base_model.model.{module}"
-            tensors[f"{name}.lora_A.weight"] = 0.3 * random.normal(size=(rank, inputs)).astype(np.float32)
-            tensors[f"{name}.lora_B.weight"] = 0.3 * random.normal(size=(outputs, rank)).astype(np.float32)
+            tensors[f"{name}.lora_A.weight"] = 0.3 * random.normal(size=(rank, inputs)).astype(
+                np.float32
+            )
+            tensors[f"{name}.lora_B.weight"] = 0.3 * random.normal(size=(outputs, rank)).astype(
+                np.float32
+            )
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -54,12 +66,17 @@ def merge(adapter: Path, folder: Path, *, base: Path = REFERENCE / LLAMA) -> Pat
     """Write the model `base` with the products of an adapter added to its weights."""
     shutil.copytree(base, folder)
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    weights, tensors = load_file(folder / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    weights, tensors = (
+        load_file(folder / "model.safetensors"),
+        load_file(adapter / "adapter_model.safetensors"),
+    )
     for key, a in tensors.items():
         if key.endswith("lora_A.weight"):
             module = key.removesuffix(".lora_A.weight")
             product = tensors[f"{module}.lora_B.weight"].astype(np.float64) @ a.astype(np.float64)
             name = f"{module.removeprefix('base_model.model.')}.weight"
-            weights[name] = (weights[name] + config["lora_alpha"] / config["r"] * product).astype(np.float32)
+            weights[name] = (weights[name] + config["lora_alpha"] / config["r"] * product).astype(
+                np.float32
+            )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

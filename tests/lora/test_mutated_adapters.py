@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from orca_jax.config import LoraConfig
-from orca_jax.errors import CheckpointError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.lora.peft_config import CONFIG
 from orca_jax.model.lora.peft_files import WEIGHTS, read_adapter
+from orca_jax.values.config import LoraConfig
+from orca_jax.values.errors import CheckpointError
 from tests.lora.directories import LLAMA, write_adapter
 from tests.model.mutated.child import SHRINKING, mutate_text
 from tests.model.reference import REFERENCE
@@ -47,14 +47,18 @@ def damage(folder: Path, whole: Whole, seed: int, number: int) -> tuple[Path, ra
             changed[dice.randrange(first, len(changed))] ^= 1 << dice.randrange(8)
         whole = {**whole, WEIGHTS: bytes(changed)}
     for name, data in whole.items():
-        (folder / name).write_bytes(MUTATIONS[name](data, dice) if name in damaged and not is_cut else data)
+        (folder / name).write_bytes(
+            MUTATIONS[name](data, dice) if name in damaged and not is_cut else data
+        )
     return (folder / dice.choice(damaged), dice) if is_cut else None
 
 
 def fault_of(message: str, folder: Path) -> str | None:
     """The reason for which the message of a refusal is not clear, or None."""
     message.encode()
-    return None if str(folder) in message and len(message) < 20_000 else f"not clear: {message[:300]}"
+    return (
+        None if str(folder) in message and len(message) < 20_000 else f"not clear: {message[:300]}"
+    )
 
 
 def complete(server: Server, model: str) -> httpx.Response:
@@ -63,18 +67,27 @@ def complete(server: Server, model: str) -> httpx.Response:
 
 def outcome(server: Server, folder: Path, name: str) -> str:
     """Load an adapter, use it and unload it. Returns "loaded", "refused", or the fault."""
-    done = server.http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folder.name})
+    done = server.http.post(
+        "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folder.name}
+    )
     if done.status_code == 400:
         error = done.json()["error"]
-        return fault_of(error["message"], folder) or ("refused" if error["param"] == "lora_path" else done.text)
+        return fault_of(error["message"], folder) or (
+            "refused" if error["param"] == "lora_path" else done.text
+        )
     if done.status_code != 200:
         return f"{done.status_code}: {done.text[:300]}"
     answer = complete(server, name)
     gone = server.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
     if gone.status_code != 200:
         return f"unload: {gone.text[:300]}"
-    is_infinite = answer.status_code == 500 and "not finite" in answer.text  # large values, not NaN, pass the reader
-    return "loaded" if answer.status_code == 200 or is_infinite else f"{answer.status_code}: {answer.text[:300]}"
+    # large values, not NaN, pass the reader
+    is_infinite = answer.status_code == 500 and "not finite" in answer.text
+    return (
+        "loaded"
+        if answer.status_code == 200 or is_infinite
+        else f"{answer.status_code}: {answer.text[:300]}"
+    )
 
 
 @pytest.mark.slow
@@ -83,11 +96,24 @@ def test_no_adapter_ends_the_engine(tmp_path: Path, capsys: pytest.CaptureFixtur
     seed = int(os.environ.get("MUTATION_SEED", random.randrange(2**32)))
     folder = write_adapter(tmp_path / "mutated", 1)
     whole = {name: (folder / name).read_bytes() for name in MUTATIONS}
-    sizes = ("--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64", "--max-lora-rank", "4")
+    sizes = (
+        "--max-num-seqs",
+        "2",
+        "--max-num-batched-tokens",
+        "16",
+        "--max-model-len",
+        "64",
+        "--max-lora-rank",
+        "4",
+    )
     flags = ("--tokenizer", "byte", "--enable-lora", "--lora-dir", str(tmp_path), *sizes)
     counts, faults, longest = Counter[str](), dict[int, str](), 0.0
     with running(*flags, model=MODEL) as server:
-        first, pid, begun = complete(server, MODEL).json()["choices"], server.engine().pid, time.monotonic()
+        first, pid, begun = (
+            complete(server, MODEL).json()["choices"],
+            server.engine().pid,
+            time.monotonic(),
+        )
         for number in range(ADAPTERS):
             to_cut = damage(folder, whole, seed, number)
             at = time.monotonic()

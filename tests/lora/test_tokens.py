@@ -12,10 +12,10 @@ from flax import nnx
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.model.load import load_decoder
-from orca_jax.request import RequestUpdate, SamplingParams
+from orca_jax.values.config import EngineConfig, SchedulerName
+from orca_jax.values.request import RequestUpdate, SamplingParams
 from tests.lora.directories import ADAPTERS, LLAMA, RECORDED, merge, write_adapter
 from tests.model.reference import REFERENCE, mesh_of
 
@@ -65,9 +65,19 @@ def test_tokens_equal_those_of_peft(name: str, devices: int, program_cache: str)
     base = RECORDED[name]
     if devices == 4 and base not in (LLAMA, "gpt2-12-heads"):
         pytest.skip("the widths of this model are too small for four devices")
-    plain, adapted = np.load(REFERENCE / base / "expected.npz"), np.load(ADAPTERS / name / "expected.npz")
-    settings = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4, "lora_modules": (f"x={ADAPTERS / name}",)}
-    for built in engine_of(REFERENCE / base, program_cache, tensor_parallel_size=devices, **settings):
+    plain, adapted = (
+        np.load(REFERENCE / base / "expected.npz"),
+        np.load(ADAPTERS / name / "expected.npz"),
+    )
+    settings = {
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 4,
+        "lora_modules": (f"x={ADAPTERS / name}",),
+    }
+    for built in engine_of(
+        REFERENCE / base, program_cache, tensor_parallel_size=devices, **settings
+    ):
         for number, ids in enumerate(prompts_of(base)):
             built.engine.add_request(f"plain {number}", ids, GREEDY)
             built.engine.add_request(f"adapted {number}", ids, GREEDY, adapter="x")
@@ -84,7 +94,10 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     attention = ("self_attn.q_proj", "self_attn.v_proj")
     return [
         write_adapter(
-            folder / str(number), number, rank=1 + number % 4, **({} if number % 3 else {"targets": attention})
+            folder / str(number),
+            number,
+            rank=1 + number % 4,
+            **({} if number % 3 else {"targets": attention}),
         )
         for number in range(32)
     ]
@@ -95,8 +108,11 @@ SCORED = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3
 
 def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[RequestUpdate]]:
     """The answer of each merged model to a prompt of its own."""
-    merged = [merge(adapter, folder / f"merged {number}") for number, adapter in enumerate(adapters)]
-    trees = [tree_of(directory, 211) for directory in merged]  # loading compiles programs, which an engine would count
+    merged = [
+        merge(adapter, folder / f"merged {number}") for number, adapter in enumerate(adapters)
+    ]
+    # loading compiles programs, which an engine would count
+    trees = [tree_of(directory, 211) for directory in merged]
     answers = []
     for built in engine_of(REFERENCE / LLAMA, cache):
         for number, tree in enumerate(trees):
@@ -108,7 +124,9 @@ def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[
 
 def tree_of(directory: Path, vocab_size: int) -> dict[str, Any]:
     """The parameters of a model, without the padding of its vocabulary."""
-    tree: dict[str, Any] = nnx.to_pure_dict(nnx.state(load_decoder(str(directory), dtype="float32", mesh=mesh_of(1))))
+    tree: dict[str, Any] = nnx.to_pure_dict(
+        nnx.state(load_decoder(str(directory), dtype="float32", mesh=mesh_of(1)))
+    )
     for name in ("embedding", "head"):
         tree[name]["table"] = np.asarray(tree[name]["table"])[:vocab_size]
     return tree
@@ -123,19 +141,32 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
 ) -> None:
     expected = merged_answers(adapters, tmp_path, program_cache)
     modules = tuple(f"{number}={path}" for number, path in enumerate(adapters))
-    settings = {"enable_lora": True, "max_loras": 32, "max_lora_rank": 4, "lora_modules": modules, "max_num_seqs": 32}
+    settings = {
+        "enable_lora": True,
+        "max_loras": 32,
+        "max_lora_rank": 4,
+        "lora_modules": modules,
+        "max_num_seqs": 32,
+    }
     for devices, stages in ((1, 1), (2, 1), (1, 2)):
         mesh = {"tensor_parallel_size": devices, "pipeline_parallel_size": stages}
-        for built in engine_of(REFERENCE / LLAMA, program_cache, max_num_batched_tokens=256, **mesh, **settings):
+        for built in engine_of(
+            REFERENCE / LLAMA, program_cache, max_num_batched_tokens=256, **mesh, **settings
+        ):
             for number in range(32):
-                built.engine.add_request(str(number), prompt_of(number), SCORED, adapter=str(number))
+                built.engine.add_request(
+                    str(number), prompt_of(number), SCORED, adapter=str(number)
+                )
             found = run(built)
             # Each stage of a pipeline has a batch of its own.
-            assert built.engine.stats.mean_batch_size > 31 / stages, "all requests are in the batches"
+            assert built.engine.stats.mean_batch_size > 31 / stages, (
+                "all requests are in the batches"
+            )
         for number, updates in enumerate(expected):
             assert tokens(found[str(number)]) == tokens(updates), (devices, stages, number)
             ours, theirs = (
-                [one.logprob for each in run for one in each.logprobs] for run in (found[str(number)], updates)
+                [one.logprob for each in run for one in each.logprobs]
+                for run in (found[str(number)], updates)
             )
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
@@ -157,7 +188,9 @@ def test_loaded_and_evicted_200_times_under_load(
     """Each request gets the tokens that it gets alone. Nothing is compiled, and no page is lost."""
     random, expected, names = Random(7), dict[str, str](), dict[str, int]()
     lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4, "max_cpu_loras": 6}
-    for built in engine_of(REFERENCE / LLAMA, program_cache, scheduler=scheduler, **lora, **settings):
+    for built in engine_of(
+        REFERENCE / LLAMA, program_cache, scheduler=scheduler, **lora, **settings
+    ):
         engine, read = built.engine, built.read_adapter
         assert read is not None and isinstance(engine.executor, JaxExecutor)
         alone: dict[int, list[int]] = {}

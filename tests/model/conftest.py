@@ -21,7 +21,10 @@ def flat() -> dict[str, np.ndarray]:
     config = config_from_hf(CONFIG)
     _, shapes = abstract_decoder(config, "float32", mesh_of(1))
     draw = np.random.default_rng(0)
-    sizes = {path: stored_shape(path, leaf.shape, config) for path, leaf in flat_parameters(shapes).items()}
+    sizes = {
+        path: stored_shape(path, leaf.shape, config)
+        for path, leaf in flat_parameters(shapes).items()
+    }
     return {path: draw.standard_normal(size).astype(np.float32) for path, size in sizes.items()}
 
 

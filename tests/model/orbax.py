@@ -9,9 +9,9 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from orca_jax.errors import CheckpointError
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.values.errors import CheckpointError
 from tests.model.reference import mesh_of
 
 CONFIG = {

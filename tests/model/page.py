@@ -4,11 +4,11 @@ import json
 import textwrap
 
 from orca_jax.assembly.support import NEEDS, Facts
-from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.model.describe import read_model_config, refused
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.sharding import can_share
+from orca_jax.values.config import EngineConfig, ModelConfig
 from tests.model.describe.options import NEEDED
 from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
@@ -90,7 +90,10 @@ def _known() -> set[str]:
 def _types() -> str:
     """The types of transformers that are refused."""
     known, refusals = _known(), refused()
-    rows = [f"| `{kind}` | `{near}` | {missing} |\n" for kind, (near, missing) in sorted(refusals.items())]
+    rows = [
+        f"| `{kind}` | `{near}` | {missing} |\n"
+        for kind, (near, missing) in sorted(refusals.items())
+    ]
     others = ", ".join(f"`{kind}`" for kind in sorted(known - FAMILIES.keys() - refusals.keys()))
     return f"""
 ## Refused types
@@ -109,16 +112,28 @@ for images:
 
 def _has_adapters(family: Family) -> str:
     """What the table of support says of the family's default configuration."""
-    config = family.config_from_hf({"model_type": family.name, "text_config": {}, **NEEDED.get(family.name, {})})
+    config = family.config_from_hf(
+        {"model_type": family.name, "text_config": {}, **NEEDED.get(family.name, {})}
+    )
     facts = Facts(EngineConfig(enable_lora=True), model=config)
-    unmet = any(need.is_unmet(facts) for need in NEEDS if (need.setting, need.moment) == ("enable_lora", "model"))
+    unmet = any(
+        need.is_unmet(facts)
+        for need in NEEDS
+        if (need.setting, need.moment) == ("enable_lora", "model")
+    )
     return "no" if unmet else "yes"
 
 
 def _row(name: str) -> str:
     config = read_model_config(REFERENCE / name)
     devices = ", ".join(str(size) for size in MESHES if can_share(config, size))
-    sizes = config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim, config.embed_dim
+    sizes = (
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.embed_dim,
+    )
     return f"| `{name}` | {' | '.join(map(str, sizes))} | {_options(config)} | {devices} |\n"
 
 
@@ -129,7 +144,9 @@ def _options(config: ModelConfig) -> str:
         "biases": config.attention_bias and config.attention_out_bias,
         "biases of queries, keys, values": config.attention_bias and not config.attention_out_bias,
         f"window {config.sliding_window}": num_windowed == config.num_layers,
-        f"window {config.sliding_window} in {num_windowed} layers": 0 < num_windowed < config.num_layers,
+        f"window {config.sliding_window} in {num_windowed} layers": 0
+        < num_windowed
+        < config.num_layers,
         "other rope in these layers": config.windowed_rope is not None,
         f"scores capped at {config.attention_soft_cap}": config.attention_soft_cap is not None,
         f"logits capped at {config.logit_soft_cap}": config.logit_soft_cap is not None,
@@ -140,7 +157,8 @@ def _options(config: ModelConfig) -> str:
         "parallel residual": config.residual == "parallel",
         _experts(config): config.experts is not None,
         f"rope {rope.kind}" if rope else "": rope is not None and rope.kind != "default",
-        f"{rope.rotated_dim} rotated dims" if rope else "": rope is not None and rope.rotated_dim is not None,
+        f"{rope.rotated_dim} rotated dims" if rope else "": rope is not None
+        and rope.rotated_dim is not None,
     }
     return ", ".join(option for option, is_set in options.items() if is_set)
 

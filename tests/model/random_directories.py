@@ -57,7 +57,9 @@ class Directory:
         """Write config.json, generation_config.json if there is one, and the weights."""
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
         if self.generation is not None:
-            (folder / "generation_config.json").write_text(json.dumps(self.generation), encoding="utf-8")
+            (folder / "generation_config.json").write_text(
+                json.dumps(self.generation), encoding="utf-8"
+            )
         save_file(tensors(self), folder / "model.safetensors", metadata={"format": "pt"})
 
     def prompt(self, attempt: int) -> list[int]:
@@ -76,7 +78,9 @@ def directory(family: str, number: int) -> Directory:
     if random.random() < 0.5:
         made.config["eos_token_id"] = random.choice((3, 5, [3, 5]))
     if random.random() < 0.5:
-        made.generation = {"eos_token_id": random.choice(TOKENS)} if random.random() < 0.7 else {"top_k": 3}
+        made.generation = (
+            {"eos_token_id": random.choice(TOKENS)} if random.random() < 0.7 else {"top_k": 3}
+        )
     for _ in range(random.choice((0, 1, 1, 1, 2, 2))):
         _make_strange(random, made)
     items = list(made.config.items())
@@ -88,14 +92,25 @@ def directory(family: str, number: int) -> Directory:
 def _make_strange(random: Random, made: Directory) -> None:
     draw = random.random()
     if draw < 0.15:
-        key, value = random.choice(("my_option", "attn_scale", "n_layers", "x" * 99)), random.choice((1, None, "a"))
+        key, value = (
+            random.choice(("my_option", "attn_scale", "n_layers", "x" * 99)),
+            random.choice((1, None, "a")),
+        )
         made.config[key] = value
         made.strange[key] = ("unknown", value)
         return
     odd = draw < 0.65
-    table = ODD_OF[made.family] if odd else {key: WRONG for key in (*USUAL_OF[made.family], *SIZES[made.family])}
+    table = (
+        ODD_OF[made.family]
+        if odd
+        else {key: WRONG for key in (*USUAL_OF[made.family], *SIZES[made.family])}
+    )
     if not odd:
-        table = {**table, "tie_word_embeddings": WRONG, **({} if made.family == "gpt2" else dict(MORE_OF_LLAMA))}
+        table = {
+            **table,
+            "tie_word_embeddings": WRONG,
+            **({} if made.family == "gpt2" else dict(MORE_OF_LLAMA)),
+        }
     key = random.choice(sorted(table))
     if key in made.strange:
         return
@@ -109,8 +124,18 @@ def _gpt2(random: Random, number: int) -> Directory:
     tied, head = random.choice((True, True, False)), random.choice(("none", "equal", "own"))
     names = {"n_embd": EMBED, "n_head": heads, "n_layer": LAYERS, "n_positions": POSITIONS}
     if random.random() < 0.2:  # the other names of the same keys
-        names = {"hidden_size": EMBED, "num_attention_heads": heads, "n_layer": LAYERS, "n_positions": POSITIONS}
-    config: dict[str, Any] = {"model_type": "gpt2", "vocab_size": VOCAB, **names, "tie_word_embeddings": tied}
+        names = {
+            "hidden_size": EMBED,
+            "num_attention_heads": heads,
+            "n_layer": LAYERS,
+            "n_positions": POSITIONS,
+        }
+    config: dict[str, Any] = {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        **names,
+        "tie_word_embeddings": tied,
+    }
     if inner == 4 * EMBED:
         config["n_inner"] = None
     else:
@@ -138,11 +163,20 @@ def _llama(random: Random, number: int) -> Directory:
         "attention_bias": biases[0],
         "mlp_bias": biases[1],
     }
-    for key, default in {"head_dim": EMBED // heads, "num_key_value_heads": heads, "mlp_bias": False}.items():
+    for key, default in {
+        "head_dim": EMBED // heads,
+        "num_key_value_heads": heads,
+        "mlp_bias": False,
+    }.items():
         if config[key] == default and random.random() < 0.5:
             del config[key]
     made = Directory(
-        "llama", number, config, None, {"groups": groups, "dim": dim, "bias": biases[0]}, head if tied else "own"
+        "llama",
+        number,
+        config,
+        None,
+        {"groups": groups, "dim": dim, "bias": biases[0]},
+        head if tied else "own",
     )
     if random.random() < 0.75:
         _add_rope(random, made, dim)
@@ -155,14 +189,20 @@ def _add_rope(random: Random, made: Directory, dim: int) -> None:
     kind = random.choice(("default", "linear", "dynamic", "llama3", "yarn", "longrope"))
     rope, theta = _rope(random, kind, dim), random.choice((500.0, 10000.0, 10000))
     spelling = random.choice(("rope_type", "rope_type", "type"))
-    where = random.choice(("rope_parameters", "rope_parameters", "rope_scaling", "rope_scaling", "both"))
+    where = random.choice(
+        ("rope_parameters", "rope_parameters", "rope_scaling", "rope_scaling", "both")
+    )
     for place in random.choice(((config,), (rope,), (config, rope), ())):
         place["rope_theta"] = random.choice((theta, theta, 100.0))
     rope[spelling] = kind
     if random.random() < 0.15:
         _make_inner_strange(random, made, rope)
     if where == "both":
-        other = rope if random.random() < 0.3 else {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}
+        other = (
+            rope
+            if random.random() < 0.3
+            else {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}
+        )
         config["rope_parameters"], config["rope_scaling"] = other, rope
     else:
         config[where] = rope
@@ -188,9 +228,13 @@ def _rope(random: Random, kind: str, dim: int) -> dict[str, Any]:
     if kind != "default":
         rope["factor"] = random.choice((2.0, 4.0, 8, 0.5))
     if kind in ("llama3", "yarn", "longrope") and random.random() < 0.8:
-        rope["original_max_position_embeddings"] = random.choice((32, 48) if kind == "longrope" else (8, 16, 32, 64))
+        rope["original_max_position_embeddings"] = random.choice(
+            (32, 48) if kind == "longrope" else (8, 16, 32, 64)
+        )
     if kind == "llama3":
-        rope["low_freq_factor"], rope["high_freq_factor"] = random.choice(((1.0, 4.0), (1, 2), (0.5, 0.75)))
+        rope["low_freq_factor"], rope["high_freq_factor"] = random.choice(
+            ((1.0, 4.0), (1, 2), (0.5, 0.75))
+        )
     if kind == "yarn":
         options: Settings = {
             "beta_fast": (32, 4.0, None),
@@ -200,7 +244,9 @@ def _rope(random: Random, kind: str, dim: int) -> dict[str, Any]:
             "mscale_all_dim": (None, 0.9, 1, 0),
             "truncate": (True, False),
         }
-        rope.update({key: random.choice(values) for key, values in options.items() if random.random() < 0.4})
+        rope.update(
+            {key: random.choice(values) for key, values in options.items() if random.random() < 0.4}
+        )
     if kind == "longrope":
         rope["short_factor"] = [1.0 + 0.25 * i for i in range(dim // 2)]
         rope["long_factor"] = [2.0 + 0.5 * i for i in range(dim // 2)]
@@ -215,7 +261,9 @@ def tensors(made: Directory) -> dict[str, np.ndarray]:
     """The weights, wide enough to make all positions differ. A tensor depends on its name and shape alone."""
     shapes = _gpt2_shapes(made.sizes) if made.family == "gpt2" else _llama_shapes(made.sizes)
     found = {name: _values(name, shape) for name, shape in shapes.items()}
-    embedding = found["transformer.wte.weight" if made.family == "gpt2" else "model.embed_tokens.weight"]
+    embedding = found[
+        "transformer.wte.weight" if made.family == "gpt2" else "model.embed_tokens.weight"
+    ]
     if made.head == "equal":
         found["lm_head.weight"] = embedding.copy()
     elif made.head == "own":
@@ -233,7 +281,10 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def _gpt2_shapes(sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     inner = sizes["inner"]
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (VOCAB, EMBED), "wpe.weight": (POSITIONS, EMBED)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (VOCAB, EMBED),
+        "wpe.weight": (POSITIONS, EMBED),
+    }
     for layer in range(LAYERS):
         linear = {"attn.c_attn": (EMBED, 3 * EMBED), "attn.c_proj": (EMBED, EMBED)}
         linear |= {"mlp.c_fc": (EMBED, inner), "mlp.c_proj": (inner, EMBED)}
@@ -247,11 +298,18 @@ def _gpt2_shapes(sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _llama_shapes(sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     query, key = 4 * sizes["dim"], sizes["groups"] * sizes["dim"]
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (VOCAB, EMBED), "norm.weight": (EMBED,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (VOCAB, EMBED),
+        "norm.weight": (EMBED,),
+    }
     for layer in range(LAYERS):
         linear = {"self_attn.q_proj": (query, EMBED), "self_attn.k_proj": (key, EMBED)}
         linear |= {"self_attn.v_proj": (key, EMBED), "self_attn.o_proj": (EMBED, query)}
-        linear |= {"mlp.gate_proj": (24, EMBED), "mlp.up_proj": (24, EMBED), "mlp.down_proj": (EMBED, 24)}
+        linear |= {
+            "mlp.gate_proj": (24, EMBED),
+            "mlp.up_proj": (24, EMBED),
+            "mlp.down_proj": (EMBED, 24),
+        }
         for name, shape in linear.items():
             shapes[f"layers.{layer}.{name}.weight"] = shape
             if sizes["bias"]:

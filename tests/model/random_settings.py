@@ -118,7 +118,15 @@ USUAL: Settings = {
 USUAL_OF: Mapping[str, Settings] = {
     "gpt2": {
         **USUAL,
-        "activation_function": ("gelu_new", "gelu", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu", "swish"),
+        "activation_function": (
+            "gelu_new",
+            "gelu",
+            "gelu_fast",
+            "gelu_pytorch_tanh",
+            "relu",
+            "silu",
+            "swish",
+        ),
         "layer_norm_epsilon": (1e-5, 1e-3, 0.1),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -163,8 +171,17 @@ ODD: Settings = {
     "cross_attention_hidden_size": (16,),
     "transformers_weights": ("other.safetensors",),
     "fusion_config": ({},),
-    "architectures": (["LlamaForSequenceClassification"], ["GemmaForCausalLM"], "LlamaForCausalLM", [7]),
-    "auto_map": (None, {"AutoModelForCausalLM": "modeling_own.Own"}, {"AutoConfig": "configuration_own.Own"}),
+    "architectures": (
+        ["LlamaForSequenceClassification"],
+        ["GemmaForCausalLM"],
+        "LlamaForCausalLM",
+        [7],
+    ),
+    "auto_map": (
+        None,
+        {"AutoModelForCausalLM": "modeling_own.Own"},
+        {"AutoConfig": "configuration_own.Own"},
+    ),
     "eos_token_id": (VOCAB, -1, [VOCAB, 3]),
     "bos_token_id": (VOCAB, -1),
     "tie_word_embeddings": (None,),
@@ -225,7 +242,13 @@ ODD_OF: Mapping[str, Settings] = {
 SIZES = {
     "gpt2": ("n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size"),
     "llama": (
-        *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size"),
+        *(
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_size",
+            "intermediate_size",
+        ),
         *("head_dim", "max_position_embeddings", "vocab_size"),
     ),
 }
@@ -242,7 +265,26 @@ INNER_ODD: tuple[tuple[str, Any], ...] = (
     ("rope_type", "su"),
     ("rope_type", None),
 )
-INNER_WRONG: tuple[Any, ...] = ("1", [], {}, float("nan"), float("inf"), -1.0, 0, True, False, None, 10**400)
+INNER_WRONG: tuple[Any, ...] = (
+    "1",
+    [],
+    {},
+    float("nan"),
+    float("inf"),
+    -1.0,
+    0,
+    True,
+    False,
+    None,
+    10**400,
+)
 MORE_OF_LLAMA: Settings = dict.fromkeys(
-    ("attention_bias", "mlp_bias", "rope_theta", "rope_scaling", "original_max_position_embeddings"), WRONG
+    (
+        "attention_bias",
+        "mlp_bias",
+        "rope_theta",
+        "rope_scaling",
+        "original_max_position_embeddings",
+    ),
+    WRONG,
 )

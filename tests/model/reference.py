@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import ModelConfig
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 NAMES = sorted(path.name for path in REFERENCE.iterdir())
@@ -49,7 +49,9 @@ def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]
         ahead = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
         scores = jnp.where((ahead >= 0) & (ahead < windows[layer]), scores, -jnp.inf)
         if sinks is not None:
-            scores = jnp.concatenate([scores, jnp.broadcast_to(sinks[:, None, None], (heads, tokens, 1))], axis=2)
+            scores = jnp.concatenate(
+                [scores, jnp.broadcast_to(sinks[:, None, None], (heads, tokens, 1))], axis=2
+            )
         return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores)[..., :tokens], v), cache
 
     return attend

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.errors import CheckpointError
 from orca_jax.model import transformer
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.load import load_decoder, prepare_load
@@ -18,6 +17,7 @@ from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.errors import CheckpointError
 from tests.model.reference import REFERENCE, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -29,7 +29,9 @@ NAME = "gpt2-12-heads"
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved")
     shutil.copy(REFERENCE / NAME / "config.json", directory)
-    save_decoder(load_decoder(REFERENCE / NAME, dtype="float32", mesh=mesh_of(2)), directory, "float32")
+    save_decoder(
+        load_decoder(REFERENCE / NAME, dtype="float32", mesh=mesh_of(2)), directory, "float32"
+    )
     return directory
 
 
@@ -65,10 +67,16 @@ def test_layers_are_read_without_a_stack_on_a_device(
 ) -> None:
     """A freed stack would leave a hole in the memory of a GPU, beside which the KV cache may not fit."""
     taken, layer_of = list[object](), transformer._layer_of
-    monkeypatch.setattr(transformer, "_layer_of", lambda stack, index: taken.append(stack) or layer_of(stack, index))
+    monkeypatch.setattr(
+        transformer, "_layer_of", lambda stack, index: taken.append(stack) or layer_of(stack, index)
+    )
     ours, expected = (
         flat_parameters(
-            nnx.state(prepare_load(source, dtype="float32").load(mesh_of(devices), span=span, arrange=Decoder.unstack))
+            nnx.state(
+                prepare_load(source, dtype="float32").load(
+                    mesh_of(devices), span=span, arrange=Decoder.unstack
+                )
+            )
         )
         for source in (saved, REFERENCE / NAME)
     )

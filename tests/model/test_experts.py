@@ -12,8 +12,6 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.experts import Experts
@@ -23,6 +21,8 @@ from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import SINGLE
+from orca_jax.values.errors import CheckpointError, ConfigError
+from orca_jax.values.layer_config import ExpertsConfig
 from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, copy_of, mesh_of
 from tests.model.states.hybrids import write
@@ -62,7 +62,9 @@ def test_the_most_probable_experts_are_chosen(is_normalised: bool) -> None:
 def test_the_tensor_of_each_expert_is_found() -> None:
     tensors = load_file(REFERENCE / QWEN3 / SINGLE)
     loaded = values(load(REFERENCE / QWEN3, devices=2))
-    assert loaded["blocks.mlp.gate"].shape == (2, 8, 32, 12) and loaded["blocks.mlp.down"].shape == (2, 8, 12, 32)
+    assert loaded["blocks.mlp.gate"].shape == (2, 8, 32, 12) and loaded[
+        "blocks.mlp.down"
+    ].shape == (2, 8, 12, 32)
     for layer, expert in ((0, 0), (1, 7)):
         key = f"model.layers.{layer}.mlp.experts.{expert}"
         for ours, theirs in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
@@ -95,7 +97,10 @@ def test_orbax_holds_experts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiles")
 def test_random_experts_do_not_depend_on_the_mesh() -> None:
-    one, two = (values(random_decoder(CONFIG, dtype="float32", mesh=mesh_of(size), seed=3)) for size in (1, 2))
+    one, two = (
+        values(random_decoder(CONFIG, dtype="float32", mesh=mesh_of(size), seed=3))
+        for size in (1, 2)
+    )
     for name in ("router", "gate", "up", "down"):
         np.testing.assert_array_equal(one[f"blocks.mlp.{name}"], two[f"blocks.mlp.{name}"])
     gate = one["blocks.mlp.gate"]
@@ -140,20 +145,27 @@ def test_devices_divide_the_width_of_experts() -> None:
         check_divisible(dataclasses.replace(config, mlp_dim=14), 4)
     assert config.experts is not None
     shared = dataclasses.replace(config, experts=dataclasses.replace(config.experts, shared_dim=18))
-    with pytest.raises(ConfigError, match=r"does not divide 18 width of the shared expert; use one of \[1, 2\]"):
+    with pytest.raises(
+        ConfigError, match=r"does not divide 18 width of the shared expert; use one of \[1, 2\]"
+    ):
         check_divisible(shared, 4)
 
 
-@pytest.mark.parametrize("key", ["router_jitter_noise", "output_router_logits", "router_aux_loss_coef"])
+@pytest.mark.parametrize(
+    "key", ["router_jitter_noise", "output_router_logits", "router_aux_loss_coef"]
+)
 def test_keys_of_training_have_no_effect(key: str) -> None:
     for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
-        assert config_from_hf({"model_type": family, key: 0.5}) == config_from_hf({"model_type": family})
+        assert config_from_hf({"model_type": family, key: 0.5}) == config_from_hf(
+            {"model_type": family}
+        )
 
 
 def test_both_names_of_the_number_of_experts() -> None:
     for family in ("mixtral", "qwen3_moe", "olmoe"):
         sizes = [
-            config_from_hf({"model_type": family, key: 16}).experts for key in ("num_experts", "num_local_experts")
+            config_from_hf({"model_type": family, key: 16}).experts
+            for key in ("num_experts", "num_local_experts")
         ]
         assert sizes[0] == sizes[1] and sizes[0] is not None and sizes[0].count == 16
         with pytest.raises(ConfigError, match="contradicts"):
@@ -162,15 +174,32 @@ def test_both_names_of_the_number_of_experts() -> None:
 
 def test_defaults_are_those_of_transformers() -> None:
     found = {
-        family: config_from_hf({"model_type": family}) for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+        family: config_from_hf({"model_type": family})
+        for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
     }
     shapes = {
-        family: (c.num_layers, c.embed_dim, c.num_heads, c.num_kv_heads, c.head_dim, c.mlp_dim, c.experts)
+        family: (
+            c.num_layers,
+            c.embed_dim,
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            c.mlp_dim,
+            c.experts,
+        )
         for family, c in found.items()
     }
     assert shapes == {
         "mixtral": (32, 4096, 32, 8, 128, 14336, ExpertsConfig(8, 2)),
-        "qwen2_moe": (24, 2048, 16, 16, 128, 1408, ExpertsConfig(60, 4, is_normalised=False, shared_dim=5632)),
+        "qwen2_moe": (
+            24,
+            2048,
+            16,
+            16,
+            128,
+            1408,
+            ExpertsConfig(60, 4, is_normalised=False, shared_dim=5632),
+        ),
         "qwen3_moe": (24, 2048, 32, 4, 64, 768, ExpertsConfig(128, 8, is_normalised=False)),
         "olmoe": (16, 2048, 16, 16, 128, 2048, ExpertsConfig(64, 8, is_normalised=False)),
     }
@@ -194,7 +223,9 @@ def test_experts_in_joined_tensors(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / SINGLE)
     for prefix in {key.partition(".experts.")[0] for key in tensors if ".experts." in key}:
         parts = {
-            name: [tensors.pop(f"{prefix}.experts.{expert}.{name}_proj.weight") for expert in range(4)]
+            name: [
+                tensors.pop(f"{prefix}.experts.{expert}.{name}_proj.weight") for expert in range(4)
+            ]
             for name in ("gate", "up", "down")
         }
         both = [np.concatenate(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
@@ -209,7 +240,9 @@ def test_experts_in_joined_tensors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[path], value, path)
     key = next(key for key in tensors if key.endswith("gate_up_proj"))
     save_file(tensors | {key: tensors[key][:, 1:]}, tmp_path / SINGLE)
-    with pytest.raises(CheckpointError, match=r"gate_up_proj\[0\]: shape \[23, 24\], the model needs \[24, 24\]"):
+    with pytest.raises(
+        CheckpointError, match=r"gate_up_proj\[0\]: shape \[23, 24\], the model needs \[24, 24\]"
+    ):
         load(tmp_path)
     save_file(tensors | {key: tensors[key][1:]}, tmp_path / SINGLE)
     with pytest.raises(CheckpointError, match=r"gate_up_proj\[3\]: missing"):

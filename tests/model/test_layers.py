@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.config import DType
 from orca_jax.model.layers import Maker, Table
+from orca_jax.values.config import DType
 
 ROWS, WIDTH = 384, 48
-UNIT = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 2e-3}  # largest difference relative to products in float64
+# largest difference relative to products in float64
+UNIT = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 2e-3}
 
 
 def table(dtype: DType) -> Table:
@@ -42,7 +43,11 @@ def has_bfloat16_products() -> bool:
 @pytest.mark.skipif(not has_bfloat16_products(), reason="needs a CPU with products of bfloat16")
 def test_a_table_of_bfloat16_is_not_converted_on_a_cpu() -> None:
     graph, state = nnx.split(table("bfloat16"))
-    program = jax.jit(lambda state, vectors: nnx.merge(graph, state).scores(vectors)).lower(state, hidden()).compile()
+    program = (
+        jax.jit(lambda state, vectors: nnx.merge(graph, state).scores(vectors))
+        .lower(state, hidden())
+        .compile()
+    )
     text = program.as_text() or ""
     assert f"bf16[{ROWS},{WIDTH}]" in text
     assert f"f32[{ROWS},{WIDTH}]" not in text and f"f32[{WIDTH},{ROWS}]" not in text

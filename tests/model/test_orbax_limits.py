@@ -25,7 +25,10 @@ def edit_metadata(folder: Path, change: Callable[[Tree], object]) -> None:
 
 def leaf(*keys: str) -> Tree:
     path = [{"key": key, "key_type": 2} for key in keys]
-    return {"key_metadata": path, "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False}}
+    return {
+        "key_metadata": path,
+        "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
+    }
 
 
 def test_leaves_beside_the_parameters_are_not_opened(
@@ -33,23 +36,32 @@ def test_leaves_beside_the_parameters_are_not_opened(
 ) -> None:
     """The number of opened arrays is that of the parameters, and the metadata is parsed once."""
     save(model / PARAMS, {"params": nested(flat)})
-    edit_metadata(model / PARAMS, lambda tree: tree.update({str(n): leaf("opt_state", str(n)) for n in range(5_000)}))
+    edit_metadata(
+        model / PARAMS,
+        lambda tree: tree.update({str(n): leaf("opt_state", str(n)) for n in range(5_000)}),
+    )
     opened: list[str] = []
     parsed: list[int] = []
     real_open, real_value = orbax_reader.tensorstore.open, orbax_files.json_value
     monkeypatch.setattr(
         orbax_reader.tensorstore,
         "open",
-        lambda spec, **settings: opened.append(spec["kvstore"]["path"]) or real_open(spec, **settings),
+        lambda spec, **settings: (
+            opened.append(spec["kvstore"]["path"]) or real_open(spec, **settings)
+        ),
     )
-    monkeypatch.setattr(orbax_files, "json_value", lambda text: parsed.append(len(text)) or real_value(text))
+    monkeypatch.setattr(
+        orbax_files, "json_value", lambda text: parsed.append(len(text)) or real_value(text)
+    )
     assert_served(model, flat)
     assert sorted(opened) == sorted(f"params.{path}/" for path in flat)
     assert len([size for size in parsed if size > 100_000]) == 1
 
 
 def test_unexpected_leaves_are_not_opened(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit_metadata(plain, lambda tree: tree.update({str(n): leaf("more", str(n)) for n in range(5_000)}))
+    edit_metadata(
+        plain, lambda tree: tree.update({str(n): leaf("more", str(n)) for n in range(5_000)})
+    )
     error = refusal(plain.parent)
     assert len(error.problems) == 5_000 and len(str(error)) < 10_000
     monkeypatch.setattr(orbax_files, "MAX_LEAVES", 5_000)
@@ -73,7 +85,9 @@ def test_descriptions_that_are_none(plain: Path, entry: object) -> None:
     assert refusal(plain.parent).problems[0].startswith("_METADATA: ")
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '{"tree_metadata": 3}', "9" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[]", "{}", '{"tree_metadata": 3}', "9" * 100_000]
+)
 def test_metadata_that_is_none(plain: Path, content: str) -> None:
     (plain / "_METADATA").write_text(content)
     error = refusal(plain.parent)
@@ -83,7 +97,9 @@ def test_metadata_that_is_none(plain: Path, content: str) -> None:
 def test_large_metadata_is_not_read(plain: Path) -> None:
     with (plain / "_METADATA").open("wb") as file:
         file.truncate(2**34)  # without disk space
-    assert refusal(plain.parent).problems == (f"_METADATA has more than {orbax_files.MAX_METADATA_BYTES} bytes",)
+    assert refusal(plain.parent).problems == (
+        f"_METADATA has more than {orbax_files.MAX_METADATA_BYTES} bytes",
+    )
 
 
 def test_the_number_of_files_is_limited(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +124,14 @@ def test_pipes_do_not_block(plain: Path, name: str) -> None:
     assert refusal(plain.parent).problems == (f"{Path(name).name} is not a regular file",)
 
 
-def test_chunks_larger_than_their_array_are_refused(model: Path, flat: dict[str, np.ndarray]) -> None:
+def test_chunks_larger_than_their_array_are_refused(
+    model: Path, flat: dict[str, np.ndarray]
+) -> None:
     """A chunk is read as a whole, so a chunk of a terabyte would need that memory."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
         checkpointer.save(model / PARAMS, args=ocp.args.PyTreeSave(nested(flat)))
     array = model / PARAMS / UP / ".zarray"
     array.write_text(json.dumps({**json.loads(array.read_text()), "chunks": [2, 2**20, 2**20]}))
-    assert refusal(model).problems == (f"{UP}: chunks of [2, 1048576, 1048576] values are larger than the array",)
+    assert refusal(model).problems == (
+        f"{UP}: chunks of [2, 1048576, 1048576] values are larger than the array",
+    )

@@ -18,14 +18,17 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.support import Facts, check_support, quantised
-from orca_jax.config import DType, EngineConfig, Quantization
-from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.kernels.expert_mlp import BACKENDS, ExpertKernels, expert_mlp
 from orca_jax.kernels.matmul import Quantised, group_size, quantised_matmul, whole
 from orca_jax.kernels.matmul.blocks import BLOCK
 from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
-from orca_jax.model.describe import QUANT_METHOD, config_from_hf, quantization_config, read_model_config
+from orca_jax.model.describe import (
+    QUANT_METHOD,
+    config_from_hf,
+    quantization_config,
+    read_model_config,
+)
 from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
@@ -37,6 +40,8 @@ from orca_jax.model.quantise import (
 )
 from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import DType, EngineConfig, Quantization
+from orca_jax.values.errors import CheckpointError, ConfigError
 from tests.covering import covering
 from tests.model import eight_heads
 from tests.model.orbax import CONFIG
@@ -44,7 +49,9 @@ from tests.model.reference import REFERENCE, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
-MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+MOSTLY_SLOW = [
+    kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
+]
 LLAMA = "llama-8-heads-2-groups"
 # Largest difference between a weight and its stored value, relative to the largest weight of its scale.
 STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 4}
@@ -54,7 +61,8 @@ def weight(inputs: int = 256, outputs: int = 24) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).normal(size=(inputs, outputs)), jnp.float32)
 
 
-in_kind = jax.jit(quantise, static_argnums=1)  # one program for each shape, and not one for each operation
+# one program for each shape, and not one for each operation
+in_kind = jax.jit(quantise, static_argnums=1)
 
 
 def numbers(stored: Quantised, kind: Quantization) -> np.ndarray:
@@ -97,7 +105,9 @@ def test_zeros_stay_zeros(kind: Quantization) -> None:
     assert not numbers(stored, kind).any() and np.isfinite(np.asarray(stored.scale)).all()
 
 
-@pytest.mark.parametrize(("kind", "dtype"), covering(product_of(KINDS, ("float32", "bfloat16")), size=1))
+@pytest.mark.parametrize(
+    ("kind", "dtype"), covering(product_of(KINDS, ("float32", "bfloat16")), size=1)
+)
 def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> None:
     """Two devices with 200 inputs each: a whole block and a rest, and groups of 16 inputs on the edge of a device."""
     given = weight(400)
@@ -106,14 +116,20 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
     close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype] * np.abs(wanted).max()
     assert BLOCK < 400 // 2 and 400 // 2 % BLOCK
     for splits in (1, 2):
-        found = jax.jit(quantised_matmul, static_argnums=(2, 3, 4))(x, stored, kind, jnp.dtype(dtype), splits)
+        found = jax.jit(quantised_matmul, static_argnums=(2, 3, 4))(
+            x, stored, kind, jnp.dtype(dtype), splits
+        )
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
-    np.testing.assert_allclose(whole.multiply(x.astype(dtype), stored, kind, 1), wanted, rtol=0, atol=close)
+    np.testing.assert_allclose(
+        whole.multiply(x.astype(dtype), stored, kind, 1), wanted, rtol=0, atol=close
+    )
 
 
 def test_an_odd_number_of_inputs_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"two inputs in a byte, and there are 3 of 6 inputs .* use int8") as caught:
+    with pytest.raises(
+        ConfigError, match=r"two inputs in a byte, and there are 3 of 6 inputs .* use int8"
+    ) as caught:
         check_inputs("int4", 6, 2)
     assert caught.value.param == "quantization"
     check_inputs("int8", 6, 2)
@@ -145,7 +161,9 @@ def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization, devic
     for path, value in flat_parameters(nnx.state(decoder)).items():
         if ".key." not in path and ".value." not in path:
             rows = stored_shape(path, value.shape, decoder.config)[0]
-            np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
+            np.testing.assert_array_equal(
+                np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path
+            )
 
 
 def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +191,27 @@ def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None
     drawn = random_decoder(config, dtype="float32", mesh=mesh_of(1))
     held = random_decoder(replace(config, quantization=kind), dtype="float32", mesh=mesh_of(1))
     flat = flat_parameters(nnx.state(held))
-    up = jax.jit(partial(quantise, kind=kind))(flat_parameters(nnx.state(drawn))["blocks.mlp.up.kernel"])
+    up = jax.jit(partial(quantise, kind=kind))(
+        flat_parameters(nnx.state(drawn))["blocks.mlp.up.kernel"]
+    )
     table = jax.jit(quantise_rows)(flat_parameters(nnx.state(drawn))["embedding.table"])
     for path, parts in (("blocks.mlp.up.kernel", up), ("embedding.table", table)):
         for name, value in parts._asdict().items():
-            np.testing.assert_array_equal(np.asarray(flat[f"{path}.{name}"]), np.asarray(value), err_msg=path)
+            np.testing.assert_array_equal(
+                np.asarray(flat[f"{path}.{name}"]), np.asarray(value), err_msg=path
+            )
 
 
 @pytest.mark.parametrize("kind", MOSTLY_SLOW)
-def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, tmp_path: Path) -> None:
+def test_quantised_files_are_read_as_they_are(
+    plain: Path, kind: Quantization, tmp_path: Path
+) -> None:
     decoder = load(plain, kind, 1)
     save_decoder(decoder, tmp_path, "float32")
     own = {"quantization_config": quantization_config(kind)}
-    (tmp_path / "config.json").write_text(json.dumps({**json.loads((plain / "config.json").read_text()), **own}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads((plain / "config.json").read_text()), **own})
+    )
     assert read_model_config(tmp_path).quantization == kind
     for devices in (1, 4):
         read = load_decoder(tmp_path, dtype="float32", mesh=mesh_of(devices))
@@ -193,9 +219,13 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
         for path, value in flat_parameters(nnx.state(read)).items():
             assert value.dtype == wanted[path].dtype and value.sharding == wanted[path].sharding
             rows = stored_shape(path, value.shape, read.config)[0]
-            np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(wanted[path])[:rows], err_msg=path)
+            np.testing.assert_array_equal(
+                np.asarray(value)[:rows], np.asarray(wanted[path])[:rows], err_msg=path
+            )
     shutil.copy(plain / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=r"the parameters are quantised, and config\.json has no") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"the parameters are quantised, and config\.json has no"
+    ) as caught:
         load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
     assert "orca-jax convert" in str(caught.value)
 
@@ -203,9 +233,13 @@ def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, t
 def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:
     save_decoder(load(plain, "int8", 1), tmp_path, "float32")
     shutil.copy(plain / "config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: shape \[2, 32, 64\], the model needs \[2, 16"):
+    with pytest.raises(
+        CheckpointError, match=r"up\.kernel\.values: shape \[2, 32, 64\], the model needs \[2, 16"
+    ):
         load(tmp_path, "int4", 1)
-    with pytest.raises(CheckpointError, match=r"up\.kernel\.values: type int8 is not supported, only float8_e4m3fn"):
+    with pytest.raises(
+        CheckpointError, match=r"up\.kernel\.values: type int8 is not supported, only float8_e4m3fn"
+    ):
         load(tmp_path, "fp8", 1)
     assert (tmp_path / PARAMS).is_dir()
 
@@ -229,8 +263,14 @@ def test_unknown_kinds_in_config_json_are_refused(found: dict[str, object]) -> N
 
 def test_a_setting_against_the_model_is_refused() -> None:
     model = replace(config_from_hf(CONFIG), quantization="int8")
-    assert quantised(EngineConfig(), model) == quantised(EngineConfig(quantization="int8"), model) == model
-    with pytest.raises(ConfigError, match=r"int4 contradicts config\.json of the model, which has int8") as caught:
+    assert (
+        quantised(EngineConfig(), model)
+        == quantised(EngineConfig(quantization="int8"), model)
+        == model
+    )
+    with pytest.raises(
+        ConfigError, match=r"int4 contradicts config\.json of the model, which has int8"
+    ) as caught:
         quantised(EngineConfig(quantization="int4"), model)
     assert caught.value.param == "quantization"
 
@@ -238,26 +278,40 @@ def test_a_setting_against_the_model_is_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoders_from_outside_cannot_be_quantised(kind: Quantization) -> None:
     model = replace(read_model_config("preset:llama-3-8b"), decoder="mine:Own")
-    with pytest.raises(ConfigError, match="does not cover mine:Own, a decoder of your own") as caught:
+    with pytest.raises(
+        ConfigError, match="does not cover mine:Own, a decoder of your own"
+    ) as caught:
         quantised(EngineConfig(quantization=kind), model)
     assert caught.value.param == "quantization"
     assert quantised(EngineConfig(), model) is model
 
 
 @pytest.mark.parametrize(
-    ("kind", "implementation"), covering(product_of(KINDS, [backend.name for backend in BACKENDS]), size=1)
+    ("kind", "implementation"),
+    covering(product_of(KINDS, [backend.name for backend in BACKENDS]), size=1),
 )
 def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     """Against the same form with the plain matrices that the stored values stand for."""
     draw = np.random.default_rng(2)
-    plain = [jnp.asarray(draw.normal(size=(3, *size)), jnp.float32) for size in ((32, 48), (32, 48), (48, 32))]
+    plain = [
+        jnp.asarray(draw.normal(size=(3, *size)), jnp.float32)
+        for size in ((32, 48), (32, 48), (48, 32))
+    ]
     held = [in_kind(stack, kind) for stack in plain]
     each = [zip(*map(np.asarray, stack), strict=True) for stack in held]
-    stands_for = ExpertKernels(*(np.stack([numbers(Quantised(*parts), kind) for parts in stack]) for stack in each))
-    form = QuantisedExperts(held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False).form
+    stands_for = ExpertKernels(
+        *(np.stack([numbers(Quantised(*parts), kind) for parts in stack]) for stack in each)
+    )
+    form = QuantisedExperts(
+        held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False
+    ).form
     x = jnp.asarray(draw.normal(size=(6, 32)), jnp.float32)
     chosen, weights = jnp.asarray(draw.integers(0, 3, (6, 1)), jnp.int32), jnp.ones((6, 1))
-    run = partial(expert_mlp, activation=lambda gate, up: jax.nn.relu(gate) * up, implementation=implementation)
+    run = partial(
+        expert_mlp,
+        activation=lambda gate, up: jax.nn.relu(gate) * up,
+        implementation=implementation,
+    )
     wanted = np.asarray(jax.jit(run)(x, chosen, weights, stands_for))
     found = jax.jit(partial(run, form=form))(x, chosen, weights, ExpertKernels(*held))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
@@ -280,6 +334,8 @@ def test_experts_do_not_depend_on_the_mesh(kind: Quantization) -> None:
 def test_four_bits_for_experts_need_a_single_device() -> None:
     assert load(REFERENCE / "qwen2_moe", "int4", 1).config.quantization == "int4"
     model = dataclasses.replace(read_model_config(REFERENCE / "qwen2_moe"), quantization="int4")
-    with pytest.raises(ConfigError, match="int4 does not cover experts on several devices: use int8") as caught:
+    with pytest.raises(
+        ConfigError, match="int4 does not cover experts on several devices: use int8"
+    ) as caught:
         check_support(Facts(EngineConfig(), model=model, shards=2, num_devices=2), "devices")
     assert caught.value.param == "quantization"

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.support import quantised
-from orca_jax.config import EngineConfig, Quantization
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.quantise import Quantised, expand
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import EngineConfig, Quantization
 from tests.model.recorded.record import load
 from tests.model.recorded.test_recorded import logprobs
 from tests.model.reference import mesh_of
@@ -27,16 +27,33 @@ from tests.model.states.test_hybrids import LAUNCHES, served
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 CLOSE = 1e-4
 FAMILIES = (
-    *("gpt_oss", "gemma4_text", "glm4_moe", "ernie4_5_moe", "phimoe", "llama4_text", "hunyuan_v1_moe"),
+    *(
+        "gpt_oss",
+        "gemma4_text",
+        "glm4_moe",
+        "ernie4_5_moe",
+        "phimoe",
+        "llama4_text",
+        "hunyuan_v1_moe",
+    ),
     *("cohere2", "glm4", "ministral3", "smollm3", "nemotron", "granitemoeshared", "aria_text"),
 )
 HYBRIDS = (
-    *("youtu-0", "deepseek_v3-0", "qwen3_next-1", "qwen3_5_text-0", "qwen3_5_moe_text-1", "lfm2_moe-2"),
+    *(
+        "youtu-0",
+        "deepseek_v3-0",
+        "qwen3_next-1",
+        "qwen3_5_text-0",
+        "qwen3_5_moe_text-1",
+        "lfm2_moe-2",
+    ),
     *("bamba-1", "granitemoehybrid-0", "nemotron_h-0", "falcon_h1-1"),
 )
 KINDS: tuple[Quantization, ...] = ("int8", "int4")
 CASES = [(family, kind) for kind in KINDS for family in FAMILIES]
-STAYS_PLAIN = re.compile(r"(router|shared\.weight|short_conv\.kernel|attention\.up|choice_bias|taps|scale|sinks)$|bias")
+STAYS_PLAIN = re.compile(
+    r"(router|shared\.weight|short_conv\.kernel|attention\.up|choice_bias|taps|scale|sinks)$|bias"
+)
 
 
 def pair(folder: Path, kind: Quantization) -> tuple[Decoder, Decoder]:
@@ -53,10 +70,14 @@ def pair(folder: Path, kind: Quantization) -> tuple[Decoder, Decoder]:
         path = path_of(keys)
         if path not in held:
             stored = Quantised(held[f"{path}.values"], held[f"{path}.scale"])
-            meant.append((keys, variable.replace(numbers(stored, kind, is_table=path.endswith(".table")))))
+            meant.append(
+                (keys, variable.replace(numbers(stored, kind, is_table=path.endswith(".table"))))
+            )
             changed += 1
         else:
-            assert variable.get_value().ndim < 2 or STAYS_PLAIN.search(path), f"{path} is not quantised"
+            assert variable.get_value().ndim < 2 or STAYS_PLAIN.search(path), (
+                f"{path} is not quantised"
+            )
     assert changed > 2 * plain.num_layers
     nnx.update(plain, nnx.from_flat_state(meant))
     return small, plain
@@ -76,7 +97,10 @@ def check(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [case if case == ("cohere2", "int4") else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+    [
+        case if case == ("cohere2", "int4") else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
 )
 def test_families(family: str, kind: Quantization, tmp_path: Path) -> None:
     model = load(family)[0]
@@ -84,7 +108,9 @@ def test_families(family: str, kind: Quantization, tmp_path: Path) -> None:
     small, plain = pair(tmp_path, kind)
     found = logprobs(small, model.ids)
     check(found, logprobs(plain, model.ids))
-    assert 1e-3 < np.abs(found[[0]] - model.logprobs[0]).max() < 10, "weights are rounded, and little"
+    assert 1e-3 < np.abs(found[[0]] - model.logprobs[0]).max() < 10, (
+        "weights are rounded, and little"
+    )
 
 
 @pytest.mark.slow
@@ -92,6 +118,9 @@ def test_families(family: str, kind: Quantization, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_models_with_states_and_latents(name: str, kind: Quantization, tmp_path: Path) -> None:
     write(name, tmp_path)
-    small, plain = (served(name, Server([decoder], mesh_of(1)), LAUNCHES[:3]) for decoder in pair(tmp_path, kind))
+    small, plain = (
+        served(name, Server([decoder], mesh_of(1)), LAUNCHES[:3])
+        for decoder in pair(tmp_path, kind)
+    )
     for ours, theirs in zip(small, plain, strict=True):
         check(ours, theirs)

@@ -24,7 +24,10 @@ MIXED = [name for name in NAMES if len(set(read_model_config(REFERENCE / name).l
 def fitting() -> list[tuple[str, int]]:
     configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
     return [
-        (name, size) for name, config in configs.items() for size in (1, 2, 4, 6) if most_shards(config, size) == size
+        (name, size)
+        for name, config in configs.items()
+        for size in (1, 2, 4, 6)
+        if most_shards(config, size) == size
     ]
 
 
@@ -79,7 +82,9 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, devices: int) -> No
         assert ours.argmax(axis=1)[len(ids) - 1 : -1].tolist() == greedy.tolist()
 
 
-@pytest.mark.parametrize(("devices", "switched", "name"), covering(product((1, 4), (False, True), TWO), size=1))
+@pytest.mark.parametrize(
+    ("devices", "switched", "name"), covering(product((1, 4), (False, True), TWO), size=1)
+)
 def test_unstacked_layers_are_the_same_model(name: str, devices: int, switched: bool) -> None:
     decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))
     expected = np.load(REFERENCE / name / "expected.npz")
@@ -107,7 +112,9 @@ def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...]
     def hidden(*, switched: bool) -> np.ndarray:
         decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(1))
         decoder.unstack(switched=switched)
-        run = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(decoder.config), 0, kept)[0])
+        run = jax.jit(
+            lambda decoder: decoder(ids, ids, dense_attention(decoder.config), 0, kept)[0]
+        )
         return np.asarray(run(decoder))
 
     unrolled = hidden(switched=False)

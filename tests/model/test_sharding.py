@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder
 from orca_jax.model.parameters import flat_parameters, num_copies
 from orca_jax.model.sharding import MESH_AXES, keep_order, most_shards, on_shards, padded_vocab
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, mesh_of
 
@@ -28,13 +28,17 @@ def small(name: str) -> ModelConfig:
     return read_model_config(REFERENCE / name)
 
 
-@pytest.mark.parametrize("name", ["gpt2-12-heads", "gpt2-untied-sharded", "llama-12-heads-3-groups"])
+@pytest.mark.parametrize(
+    "name", ["gpt2-12-heads", "gpt2-untied-sharded", "llama-12-heads-3-groups"]
+)
 def test_every_parameter_has_axes_from_the_table(name: str) -> None:
     _, shapes = abstract_decoder(small(name), "float32", mesh_of(4))
     for path, variable in nnx.to_flat_state(shapes):
         axes, leaf = variable.get_metadata("axes"), variable.get_value()
         assert len(axes) == len(leaf.shape), path
-        assert leaf.sharding.spec == jax.sharding.PartitionSpec(*(MESH_AXES[axis] for axis in axes)), path
+        assert leaf.sharding.spec == jax.sharding.PartitionSpec(
+            *(MESH_AXES[axis] for axis in axes)
+        ), path
 
 
 def test_the_largest_model_can_be_planned_without_memory() -> None:
@@ -52,27 +56,41 @@ def test_tables_and_experts_keep_the_usual_order_of_axes() -> None:
     arrays = load_decoder(REFERENCE / "mixtral", dtype="float32", mesh=mesh)
     before = {path: np.asarray(each) for path, each in flat_parameters(nnx.state(arrays)).items()}
     keep_order(arrays)
-    assert all(np.array_equal(before[path], each) for path, each in flat_parameters(nnx.state(arrays)).items())
+    assert all(
+        np.array_equal(before[path], each)
+        for path, each in flat_parameters(nnx.state(arrays)).items()
+    )
     shapes.unstack()
     keep_order(shapes)
     for path, shape in flat_parameters(nnx.state(shapes)).items():
         if shape.format.layout is not None:
             names.append(path.replace("blocks.0", "blocks"))
             assert shape.format.layout.major_to_minor == tuple(range(len(shape.shape)))
-    tables, experts = ["embedding.table", "head.table"], [f"blocks.mlp.{name}" for name in ("gate", "up", "down")]
+    tables, experts = (
+        ["embedding.table", "head.table"],
+        [f"blocks.mlp.{name}" for name in ("gate", "up", "down")],
+    )
     assert {*tables, *experts} <= {*names} and len(names) == 2 + 3 * small("mixtral").num_layers
 
 
 def same_values(one: Decoder, other: Decoder) -> bool:
     """True if a decoder without copies of key/value heads has the values of another one, apart from padding."""
-    pairs = zip(flat_parameters(nnx.state(one)).items(), flat_parameters(nnx.state(other)).values(), strict=True)
+    pairs = zip(
+        flat_parameters(nnx.state(one)).items(),
+        flat_parameters(nnx.state(other)).values(),
+        strict=True,
+    )
     same = []
     for (path, alone), held in pairs:
         rows = min(len(alone), len(held))
         values = np.asarray(held)[:rows]
         if num_copies(path, other.config) > 1:
-            by_head = values.reshape(*values.shape[:-1], -1, other.config.kv_copies, other.config.head_dim)
-            assert (by_head == by_head[..., :1, :]).all(), "copies are equal, and next to each other"
+            by_head = values.reshape(
+                *values.shape[:-1], -1, other.config.kv_copies, other.config.head_dim
+            )
+            assert (by_head == by_head[..., :1, :]).all(), (
+                "copies are equal, and next to each other"
+            )
             values = by_head[..., 0, :].reshape(np.asarray(alone).shape)
         same.append(np.array_equal(np.asarray(alone)[:rows], values))
     return all(same)
@@ -81,19 +99,26 @@ def same_values(one: Decoder, other: Decoder) -> bool:
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [pytest.param("llama-12-heads-3-groups", 4, marks=pytest.mark.slow), ("llama-biases-sharded", 6)],
+    [
+        pytest.param("llama-12-heads-3-groups", 4, marks=pytest.mark.slow),
+        ("llama-biases-sharded", 6),
+    ],
 )
 def test_random_values_do_not_depend_on_the_mesh(name: str, devices: int) -> None:
     """Also if each of two key/value heads is held three times."""
     config = small(name)
-    one, many = (random_decoder(config, dtype="float32", mesh=mesh_of(size), seed=3) for size in (1, devices))
+    one, many = (
+        random_decoder(config, dtype="float32", mesh=mesh_of(size), seed=3) for size in (1, devices)
+    )
     assert same_values(one, many)
     assert len(many.blocks.mlp.up.kernel.get_value().sharding.device_set) == devices
     assert many.config.num_kv_heads == max(config.num_kv_heads, devices)
     assert not same_values(one, random_decoder(config, dtype="float32", mesh=mesh_of(1), seed=4))
 
 
-@pytest.mark.parametrize(("name", "most"), [("llama-biases-sharded", 6), ("olmo2", 4), ("phi3-window", 4)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("llama-biases-sharded", 6), ("olmo2", 4), ("phi3-window", 4)]
+)
 def test_checkpoints_hold_one_copy_of_each_head(tmp_path: Path, name: str, most: int) -> None:
     """Safetensors and Orbax are read into copies, and copies are saved once."""
     source = REFERENCE / name
@@ -107,9 +132,14 @@ def test_checkpoints_hold_one_copy_of_each_head(tmp_path: Path, name: str, most:
 
 def test_random_weights_are_gpt2s() -> None:
     config = small("gpt2-12-heads")
-    decoder = load_decoder(REFERENCE / "gpt2-12-heads", dtype="bfloat16", mesh=mesh_of(2), load_format="dummy")
+    decoder = load_decoder(
+        REFERENCE / "gpt2-12-heads", dtype="bfloat16", mesh=mesh_of(2), load_format="dummy"
+    )
     kernel = np.asarray(decoder.blocks.mlp.up.kernel.get_value()).astype(np.float32)
-    assert kernel.dtype == np.float32 and decoder.blocks.mlp.up.kernel.get_value().dtype == jnp.bfloat16
+    assert (
+        kernel.dtype == np.float32
+        and decoder.blocks.mlp.up.kernel.get_value().dtype == jnp.bfloat16
+    )
     assert 0.018 < kernel.std() < 0.022
     assert not np.array_equal(kernel[0], kernel[1]), "layers must differ"
     table = np.asarray(decoder.embedding.table.get_value()).astype(np.float32)
@@ -117,7 +147,9 @@ def test_random_weights_are_gpt2s() -> None:
     assert (table[config.vocab_size :] == 0).all()
 
 
-@pytest.mark.parametrize(("shards", "rows"), [(1, 50304), (2, 50432), (8, 51200), (3, 50304), (5, 50560), (25, 51200)])
+@pytest.mark.parametrize(
+    ("shards", "rows"), [(1, 50304), (2, 50432), (8, 51200), (3, 50304), (5, 50560), (25, 51200)]
+)
 def test_vocabulary_is_padded_to_128_on_each_device(shards: int, rows: int) -> None:
     assert padded_vocab(GPT2, shards) == rows
     assert padded_vocab(dataclasses.replace(GPT2, vocab_size=rows), shards) == rows
@@ -125,7 +157,9 @@ def test_vocabulary_is_padded_to_128_on_each_device(shards: int, rows: int) -> N
 
 def test_uneven_meshes_are_refused_with_those_that_fit() -> None:
     check_divisible(GPT2, 4)
-    with pytest.raises(ConfigError, match=r"8 does not divide 12 query heads.*\[1, 2, 3, 4, 6, 12\]") as caught:
+    with pytest.raises(
+        ConfigError, match=r"8 does not divide 12 query heads.*\[1, 2, 3, 4, 6, 12\]"
+    ) as caught:
         check_divisible(GPT2, 8)
     assert caught.value.param == "tensor_parallel_size"
     with pytest.raises(ConfigError, match="25 query heads"):
@@ -160,5 +194,7 @@ def test_devices_divide_key_value_heads_or_are_a_multiple_of_them(
 
 
 def test_a_number_that_fits_no_key_value_heads_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"3 neither divides 2 key/value heads nor is a multiple.*\[1, 2, 6\]"):
+    with pytest.raises(
+        ConfigError, match=r"3 neither divides 2 key/value heads nor is a multiple.*\[1, 2, 6\]"
+    ):
         check_divisible(small("llama-biases-sharded"), 3)

@@ -67,7 +67,11 @@ def test_parts_of_a_matrix(
     expected = values.astype(kept)
     for place in places:
         rows = expected[place.rows.start : place.rows.stop] if not place.is_transposed else expected
-        wanted = rows[:, np.array(place.columns)] if not place.is_transposed else rows[np.array(place.columns)].T
+        wanted = (
+            rows[:, np.array(place.columns)]
+            if not place.is_transposed
+            else rows[np.array(place.columns)].T
+        )
         if place.is_transposed:
             wanted = wanted[place.rows.start : place.rows.stop]
         np.testing.assert_array_equal(place.values, wanted)
@@ -99,9 +103,14 @@ def values_of(decoder: Decoder) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in SLOW else []) for each in MODELS.items()],
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if each[0] in SLOW else [])
+        for each in MODELS.items()
+    ],
 )
-def test_layers_are_read_as_they_are_unstacked(monkeypatch: pytest.MonkeyPatch, name: str, devices: int) -> None:
+def test_layers_are_read_as_they_are_unstacked(
+    monkeypatch: pytest.MonkeyPatch, name: str, devices: int
+) -> None:
     """The values and shardings are those of a stack that was taken apart, and no row of a file is read twice."""
     read = Counter[tuple[str, int]]()
     plain = FileMatrix.read_into
@@ -110,7 +119,9 @@ def test_layers_are_read_as_they_are_unstacked(monkeypatch: pytest.MonkeyPatch, 
         read.update((self.key, row) for row in range(start, start + len(values)))
         plain(self, start, values)
 
-    stack = prepare_load(REFERENCE / name, dtype="float32", load_format="safetensors").load(mesh_of(devices))
+    stack = prepare_load(REFERENCE / name, dtype="float32", load_format="safetensors").load(
+        mesh_of(devices)
+    )
     stack.unstack()
     monkeypatch.setattr(FileMatrix, "read_into", counted)
     ours, expected = values_of(unstacked(name, devices)), values_of(stack)
@@ -120,7 +131,9 @@ def test_layers_are_read_as_they_are_unstacked(monkeypatch: pytest.MonkeyPatch, 
         assert array.dtype == expected[path].dtype and np.array_equal(array, expected[path]), path
 
 
-def test_weights_on_a_cpu_are_in_the_memory_that_was_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_on_a_cpu_are_in_the_memory_that_was_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So the host never holds more than the weights and a few stripes."""
     places = []
 
@@ -131,7 +144,9 @@ def test_weights_on_a_cpu_are_in_the_memory_that_was_filled(monkeypatch: pytest.
 
     monkeypatch.setattr(shards, "aligned_empty", kept)
     arrays = values_of(unstacked("llama-12-heads-3-groups", 1)).values()
-    assert sorted(places) == sorted((array.unsafe_buffer_pointer(), array.nbytes) for array in arrays)
+    assert sorted(places) == sorted(
+        (array.unsafe_buffer_pointer(), array.nbytes) for array in arrays
+    )
 
 
 @pytest.mark.parametrize(("name", "devices"), [("olmo2", 4), ("gpt_neox-parallel", 2)])
@@ -140,7 +155,9 @@ def test_stacks_for_an_accelerator_are_filled_shard_by_shard(
 ) -> None:
     """The host holds the shard that moves, and at most the begin of the next one."""
     expected = values_of(prepare_load(REFERENCE / name, dtype="float32").load(mesh_of(devices)))
-    monkeypatch.setattr(shards._Parameter, "is_by_shard", property(lambda self: self.source.num_stacked > 0))
+    monkeypatch.setattr(
+        shards._Parameter, "is_by_shard", property(lambda self: self.source.num_stacked > 0)
+    )
     held: list[int] = []
     made: list[shards._Slab] = []
     plain = shards._place

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model import weights
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import INDEX, SINGLE
+from orca_jax.values.errors import CheckpointError, ConfigError
 from tests.model.reference import REFERENCE, copy_of, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -46,7 +46,9 @@ def test_one_error_lists_all_problems(tmp_path: Path) -> None:
     del tensors["transformer.h.1.ln_1.weight"]
     tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"][:32]
     tensors["transformer.h.0.attn.c_attn.weight"] = np.zeros((50, 149), np.float32)
-    tensors["transformer.h.0.mlp.c_fc.bias"] = tensors["transformer.h.0.mlp.c_fc.bias"].astype(np.int8)
+    tensors["transformer.h.0.mlp.c_fc.bias"] = tensors["transformer.h.0.mlp.c_fc.bias"].astype(
+        np.int8
+    )
     tensors["transformer.h.2.ln_1.weight"] = np.zeros(50, np.float32)
     save_file(tensors, directory / SINGLE)
     assert set(problems(directory)) == {
@@ -61,10 +63,14 @@ def test_one_error_lists_all_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "transformer."])
 def test_prefixes_and_keys_without_weights(tmp_path: Path, prefix: str) -> None:
     directory = copy_of(GPT2, tmp_path)
-    tensors = {prefix + key.removeprefix("transformer."): value for key, value in load_file(directory / SINGLE).items()}
+    tensors = {
+        prefix + key.removeprefix("transformer."): value
+        for key, value in load_file(directory / SINGLE).items()
+    }
     tensors[f"{prefix}h.0.attn.bias"] = np.tril(np.ones((1, 1, 64, 64), np.uint8))
     tensors[f"{prefix}h.0.attn.masked_bias"] = np.asarray(-1e4, np.float32)
-    tensors["lm_head.weight"] = tensors[f"{prefix}wte.weight"].copy()  # some files repeat a tied embedding
+    # some files repeat a tied embedding
+    tensors["lm_head.weight"] = tensors[f"{prefix}wte.weight"].copy()
     save_file(tensors, directory / SINGLE)
     assert_right(directory, GPT2)
 
@@ -78,9 +84,15 @@ def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
     assert problems(directory) == ("lm_head.weight: missing",)
 
 
-@pytest.mark.parametrize(("name", "embedding"), [(GPT2, "transformer.wte.weight"), (TIED, "model.embed_tokens.weight")])
+@pytest.mark.parametrize(
+    ("name", "embedding"), [(GPT2, "transformer.wte.weight"), (TIED, "model.embed_tokens.weight")]
+)
 def test_a_head_that_differs_from_a_tied_embedding_is_used(
-    tmp_path: Path, name: str, embedding: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    name: str,
+    embedding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(weights, "_COMPARED", 1000)  # several parts
     directory = copy_of(name, tmp_path)
@@ -96,7 +108,10 @@ def test_a_head_that_differs_from_a_tied_embedding_is_used(
         save_file({**tensors, "lm_head.weight": other}, directory / SINGLE)
         assert all(problem.startswith("lm_head.weight: ") for problem in problems(directory))
     # Both are compared as the type in which they are served.
-    save_file({**tensors, "lm_head.weight": tensors[embedding].astype(ml_dtypes.bfloat16)}, directory / SINGLE)
+    save_file(
+        {**tensors, "lm_head.weight": tensors[embedding].astype(ml_dtypes.bfloat16)},
+        directory / SINGLE,
+    )
     config = read_model_config(directory)
     assert weights.with_true_head(directory, config, "bfloat16").tied_embeddings
     assert not weights.with_true_head(directory, config, "float32").tied_embeddings
@@ -105,7 +120,10 @@ def test_a_head_that_differs_from_a_tied_embedding_is_used(
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_float_types_are_cast(tmp_path: Path, dtype: type) -> None:
     directory = copy_of(LLAMA, tmp_path)
-    save_file({key: value.astype(dtype) for key, value in load_file(directory / SINGLE).items()}, directory / SINGLE)
+    save_file(
+        {key: value.astype(dtype) for key, value in load_file(directory / SINGLE).items()},
+        directory / SINGLE,
+    )
     stored = load_file(directory / SINGLE)["model.layers.1.mlp.up_proj.weight"]
     loaded = load(directory, devices=2).blocks.mlp.up.kernel.get_value()
     np.testing.assert_array_equal(np.asarray(loaded[1]), stored.T.astype(np.float32))
@@ -135,7 +153,9 @@ def test_broken_parts_of_many(tmp_path: Path) -> None:
     assert [problem.split(":")[0] for problem in told] == [first, second, moved]
 
 
-@pytest.mark.parametrize("index", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../a.safetensors"}}'])
+@pytest.mark.parametrize(
+    "index", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../a.safetensors"}}']
+)
 def test_broken_index(tmp_path: Path, index: str) -> None:
     directory = copy_of(MANY, tmp_path)
     (directory / INDEX).write_text(index)
@@ -154,7 +174,10 @@ def test_pickled_weights_are_refused_unread(tmp_path: Path) -> None:
 def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     load_decoder(
-        REFERENCE / GPT2, dtype="float32", mesh=mesh_of(1), progress=lambda done, total: seen.append((done, total))
+        REFERENCE / GPT2,
+        dtype="float32",
+        mesh=mesh_of(1),
+        progress=lambda done, total: seen.append((done, total)),
     )
     total = seen[0][1]
     assert seen == [(done, total) for done in range(1, total + 1)]
@@ -165,21 +188,31 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("index", ["old shards", "missing shards", "the single file", "no JSON"])
-def test_the_single_file_comes_before_an_index(tmp_path: Path, caplog: pytest.LogCaptureFixture, index: str) -> None:
+def test_the_single_file_comes_before_an_index(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, index: str
+) -> None:
     """As in transformers: an index left from an earlier save is not read, and the log says so."""
     directory = copy_of(GPT2, tmp_path)
     tensors = load_file(directory / SINGLE)
     if index == "old shards":
         save_file({key: value + 1 for key, value in tensors.items()}, directory / "old.safetensors")
-    names = {"old shards": "old.safetensors", "missing shards": "gone.safetensors", "the single file": SINGLE}
+    names = {
+        "old shards": "old.safetensors",
+        "missing shards": "gone.safetensors",
+        "the single file": SINGLE,
+    }
     weight_map = dict.fromkeys(tensors, names.get(index))
-    (directory / INDEX).write_text("{" if index == "no JSON" else json.dumps({"weight_map": weight_map}))
+    (directory / INDEX).write_text(
+        "{" if index == "no JSON" else json.dumps({"weight_map": weight_map})
+    )
     with caplog.at_level("INFO"):
         assert_right(directory, GPT2)
     assert "the single file is served" in logged(caplog)
 
 
-def test_a_tied_model_logs_the_choice_of_the_single_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tied_model_logs_the_choice_of_the_single_file_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The files of a model with tied embeddings are opened twice."""
     directory = copy_of(GPT2, tmp_path)
     (directory / INDEX).write_text("{}")
@@ -188,12 +221,15 @@ def test_a_tied_model_logs_the_choice_of_the_single_file_once(tmp_path: Path, ca
     assert logged(caplog).count("the single file is served") == 1
 
 
-def test_an_index_is_read_without_a_single_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_index_is_read_without_a_single_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = copy_of(GPT2, tmp_path)
     (directory / SINGLE).rename(directory / "all.safetensors")
     weight_map = dict.fromkeys(load_file(directory / "all.safetensors"), "all.safetensors")
     (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04.")  # old formats beside it are not read
+    # old formats beside it are not read
+    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     (directory / "model.fp16.safetensors").write_bytes(b"")  # a variant is read by its name only
     assert_right(directory, GPT2)
     assert not logged(caplog)
@@ -239,7 +275,9 @@ class CountedMap(dict[str, str]):
         return super().items()
 
 
-def test_an_index_of_many_files_is_read_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_many_files_is_read_in_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight_map = CountedMap((f"h.{n}", f"{n}.safetensors") for n in range(3000))
     (tmp_path / INDEX).write_text("{}")
     monkeypatch.setattr(weights, "json_value", lambda text: {"weight_map": weight_map})
@@ -264,7 +302,9 @@ def test_the_size_of_an_index_is_limited(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_headers_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = copy_of(MANY, tmp_path)
     first, *_ = sorted(directory.glob("*.safetensors"))
-    monkeypatch.setattr(weights, "MAX_HEADER_BYTES", int.from_bytes(first.read_bytes()[:8], "little"))
+    monkeypatch.setattr(
+        weights, "MAX_HEADER_BYTES", int.from_bytes(first.read_bytes()[:8], "little")
+    )
     told = problems(directory)
     assert first.name not in "".join(told) and all("its header has" in problem for problem in told)
 

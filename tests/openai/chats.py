@@ -4,8 +4,8 @@ from typing import Any
 
 import httpx
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.shapes import check_response
 from tests.serve.played import events
 
@@ -33,7 +33,12 @@ def checked(answer: httpx.Response) -> httpx.Response:
     """The same, held to OpenAI's shapes."""
     request = answer.request
     check_response(
-        request.method, request.url.path, request.read(), answer.status_code, dict(answer.headers), answer.content
+        request.method,
+        request.url.path,
+        request.read(),
+        answer.status_code,
+        dict(answer.headers),
+        answer.content,
     )
     return answer
 
@@ -46,7 +51,9 @@ def message_of(answer: httpx.Response) -> dict[str, Any]:
 
 def deltas(answer: httpx.Response, choice: int = 0) -> list[dict[str, Any]]:
     chunks = [event for event in events(checked(answer)) if event["choices"]]
-    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == choice]
+    return [
+        chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == choice
+    ]
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:

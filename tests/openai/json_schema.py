@@ -13,9 +13,37 @@ KINDS: Mapping[str, Any] = {
     "null": type(None),
 }
 KNOWN = {
-    *("$ref", "anyOf", "enum", "const", "type", "minimum", "maximum", "exclusiveMinimum", "pattern", "items"),
-    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "propertyNames"),
-    *("properties", "required", "additionalProperties", "title", "description", "default", "discriminator", "oneOf"),
+    *(
+        "$ref",
+        "anyOf",
+        "enum",
+        "const",
+        "type",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "pattern",
+        "items",
+    ),
+    *(
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+        "propertyNames",
+    ),
+    *(
+        "properties",
+        "required",
+        "additionalProperties",
+        "title",
+        "description",
+        "default",
+        "discriminator",
+        "oneOf",
+    ),
     "not",
 }
 
@@ -24,7 +52,9 @@ def fits(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any]) -> 
     """Whether a value is what the schema says."""
     assert set(schema) <= KNOWN, f"unknown to this test: {set(schema) - KNOWN}"
     if "$ref" in schema:
-        return fits(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], value, document)
+        return fits(
+            document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], value, document
+        )
     if "anyOf" in schema:
         return any(fits(one, value, document) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -35,7 +65,9 @@ def fits(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any]) -> 
     if "oneOf" in schema and sum(fits(one, value, document) for one in schema["oneOf"]) != 1:
         return False
     kinds = schema.get("type", [])
-    if kinds and not any(of_kind(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+    if kinds and not any(
+        of_kind(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+    ):
         return False
     return in_range(schema, value) and parts_fit(schema, value, document)
 
@@ -60,9 +92,14 @@ def in_range(schema: Mapping[str, Any], value: Any) -> bool:
         (list, "minItems", "maxItems"),
         (dict, "minProperties", "maxProperties"),
     ):
-        if isinstance(value, kind) and not schema.get(least, 0) <= len(value) <= schema.get(most, math.inf):
+        if isinstance(value, kind) and not schema.get(least, 0) <= len(value) <= schema.get(
+            most, math.inf
+        ):
             return False
-    return not (isinstance(value, str) and "pattern" in schema) or re.search(schema["pattern"], value) is not None
+    return (
+        not (isinstance(value, str) and "pattern" in schema)
+        or re.search(schema["pattern"], value) is not None
+    )
 
 
 def parts_fit(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any]) -> bool:

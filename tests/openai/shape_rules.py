@@ -25,13 +25,20 @@ def num_choices(request: Mapping[str, Any]) -> int:
 
 def check_usage(request: Mapping[str, Any], usage: Usage) -> None:
     """The sums are right, and no more was generated than was asked for. Raises ShapeError."""
-    require(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, f"usage does not add up: {usage}")
+    require(
+        usage.total_tokens == usage.prompt_tokens + usage.completion_tokens,
+        f"usage does not add up: {usage}",
+    )
     limit = request.get("max_completion_tokens", request.get("max_tokens"))
     if limit is not None and limit != -1:
         candidates = (
-            num_choices(request) // int(request.get("n", 1)) * max(request.get("n", 1), request.get("best_of", 1))
+            num_choices(request)
+            // int(request.get("n", 1))
+            * max(request.get("n", 1), request.get("best_of", 1))
         )
-        require(usage.completion_tokens <= limit * candidates, f"{usage} exceeds {limit} x {candidates}")
+        require(
+            usage.completion_tokens <= limit * candidates, f"{usage} exceeds {limit} x {candidates}"
+        )
 
 
 def check_completion(request: Mapping[str, Any], answer: Completion) -> None:
@@ -48,10 +55,15 @@ def check_completion(request: Mapping[str, Any], answer: Completion) -> None:
 def check_indices(request: Mapping[str, Any], indices: Sequence[int]) -> None:
     """Every choice once, in order. Raises ShapeError."""
     expected = num_choices(request)
-    require(list(indices) == list(range(expected)), f"{expected} choices were asked for, got indices {indices}")
+    require(
+        list(indices) == list(range(expected)),
+        f"{expected} choices were asked for, got indices {indices}",
+    )
 
 
-def check_completion_logprobs(request: Mapping[str, Any], logprobs: CompletionLogprobs | None, where: str) -> None:
+def check_completion_logprobs(
+    request: Mapping[str, Any], logprobs: CompletionLogprobs | None, where: str
+) -> None:
     """There where asked for, all lists of one length. Raises ShapeError."""
     count = request.get("logprobs")
     if count is None or count is False:
@@ -65,7 +77,10 @@ def check_completion_logprobs(request: Mapping[str, Any], logprobs: CompletionLo
     require(len(lengths) == 1, f"{where}: lists of logprobs differ in length: {sorted(lengths)}")
     require(logprobs.text_offset == sorted(logprobs.text_offset), f"{where}: text_offset goes back")
     for top in logprobs.top_logprobs or ():
-        require(len(top or ()) <= count + 1, f"{where}: {len(top or ())} top_logprobs, {count} asked for")
+        require(
+            len(top or ()) <= count + 1,
+            f"{where}: {len(top or ())} top_logprobs, {count} asked for",
+        )
 
 
 def check_chat(request: Mapping[str, Any], answer: ChatCompletion) -> None:
@@ -82,21 +97,35 @@ def check_chat_choice(request: Mapping[str, Any], choice: ChatChoice) -> None:
     check_chat_logprobs(request, choice.logprobs, where)
     calls = choice.message.tool_calls or ()
     ended = choice.finish_reason != "length"
-    require(choice.finish_reason != "tool_calls" or calls, f"{where}: ended by tool_calls without a call")
+    require(
+        choice.finish_reason != "tool_calls" or calls,
+        f"{where}: ended by tool_calls without a call",
+    )
     require(len({call.id for call in calls}) == len(calls), f"{where}: two calls of one id")
     names = allowed_tools(request)
     for call in calls:
-        require(call.function.name in names, f"{where}: calls {call.function.name!r}, which it may not")
+        require(
+            call.function.name in names, f"{where}: calls {call.function.name!r}, which it may not"
+        )
         if ended and not request.get("stop"):  # a stop string may end the text within a call
-            require(isinstance(loads(call.function.arguments, where), dict), f"{where}: arguments are no object")
+            require(
+                isinstance(loads(call.function.arguments, where), dict),
+                f"{where}: arguments are no object",
+            )
     if ended and is_forced(request):
         require(calls, f"{where}: a call was required and there is none")
-    if ended and not calls and request.get("response_format", {}).get("type") in ("json_object", "json_schema"):
+    if (
+        ended
+        and not calls
+        and request.get("response_format", {}).get("type") in ("json_object", "json_schema")
+    ):
         loads(choice.message.content or "", where)
     require(calls or choice.message.content is not None, f"{where}: neither content nor tool_calls")
 
 
-def check_chat_logprobs(request: Mapping[str, Any], logprobs: ChatLogprobs | None, where: str) -> None:
+def check_chat_logprobs(
+    request: Mapping[str, Any], logprobs: ChatLogprobs | None, where: str
+) -> None:
     """There where asked for, and no more of them. Raises ShapeError."""
     if not request.get("logprobs"):
         require(logprobs is None, f"{where}: logprobs that nobody asked for")
@@ -105,7 +134,10 @@ def check_chat_logprobs(request: Mapping[str, Any], logprobs: ChatLogprobs | Non
     assert logprobs is not None
     count = request.get("top_logprobs", 0)
     for token in logprobs.content or ():
-        require(len(token.top_logprobs) <= count, f"{where}: {len(token.top_logprobs)} top_logprobs, {count} asked for")
+        require(
+            len(token.top_logprobs) <= count,
+            f"{where}: {len(token.top_logprobs)} top_logprobs, {count} asked for",
+        )
 
 
 def is_forced(request: Mapping[str, Any]) -> bool:

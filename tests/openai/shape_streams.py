@@ -7,7 +7,12 @@ from typing import Any
 
 from msgspec import UNSET
 
-from tests.openai.shape_rules import check_chat_choice, check_completion_logprobs, check_usage, num_choices
+from tests.openai.shape_rules import (
+    check_chat_choice,
+    check_completion_logprobs,
+    check_usage,
+    num_choices,
+)
 from tests.openai.shape_structs import (
     ChatChoice,
     ChatChunk,
@@ -32,12 +37,16 @@ class Assembled:
     """A chat choice put together from its deltas."""
 
     text: str = ""
-    calls: dict[int, list[str]] = dataclasses.field(default_factory=dict)  # index -> id, name, arguments
+    # index -> id, name, arguments
+    calls: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     logprobs: list[Any] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
 
     def message(self) -> Message:
-        calls = [ToolCall(call, "function", Function(name, text)) for call, name, text in self.calls.values()]
+        calls = [
+            ToolCall(call, "function", Function(name, text))
+            for call, name, text in self.calls.values()
+        ]
         return Message("assistant", self.text, None, calls or UNSET)
 
 
@@ -51,7 +60,10 @@ def events(body: bytes, complete: bool) -> Iterator[bytes]:
         lines = [line for line in part.split(b"\n") if not line.startswith(b":")]
         if not lines:
             continue  # a comment keeps the connection alive
-        require(len(lines) == 1 and lines[0].startswith(b"data: "), f"not one line of data: {part[:100]!r}")
+        require(
+            len(lines) == 1 and lines[0].startswith(b"data: "),
+            f"not one line of data: {part[:100]!r}",
+        )
         require(not done, f"an event after [DONE]: {part[:100]!r}")
         data = lines[0].removeprefix(b"data: ")
         if data == b"[DONE]":
@@ -63,7 +75,9 @@ def events(body: bytes, complete: bool) -> Iterator[bytes]:
     require(done or failed or not complete, "the stream ended without [DONE] or an error")
 
 
-def read_chunks[T: Completion | ChatChunk](kind: type[T], body: bytes, complete: bool) -> tuple[list[T], bool]:
+def read_chunks[T: Completion | ChatChunk](
+    kind: type[T], body: bytes, complete: bool
+) -> tuple[list[T], bool]:
     """The chunks, and whether the stream came to its own end, so not to an error. Raises ShapeError."""
     chunks: list[T] = []
     ended = complete
@@ -95,10 +109,15 @@ def check_frame(request: Mapping[str, Any], chunks: Sequence[Chunk], ended: bool
         return
     pieces = chunks[:-1] if ended else chunks
     for i, chunk in enumerate(pieces):
-        require(chunk.usage is not UNSET, f"chunk {i}: include_usage puts the key usage into every chunk")
+        require(
+            chunk.usage is not UNSET,
+            f"chunk {i}: include_usage puts the key usage into every chunk",
+        )
         if not options.get("continuous_usage_stats"):
             require(chunk.choices or not ended, f"chunk {i}: no choices, and it is not the last")
-            require(chunk.usage is None or not chunk.choices, f"chunk {i}: usage before the last chunk")
+            require(
+                chunk.usage is None or not chunk.choices, f"chunk {i}: usage before the last chunk"
+            )
     if ended:
         last = chunks[-1]
         require(not last.choices, "the last chunk, that with usage, has choices")
@@ -116,7 +135,10 @@ def by_index[T: CompletionChoice | ChatChunkChoice](
     for choice in choices:
         require(choice.index < expected, f"choice {choice.index} of {expected}")
         before = pieces.setdefault(choice.index, [])
-        require(not before or before[-1].finish_reason is None, f"choice {choice.index} goes on after its end")
+        require(
+            not before or before[-1].finish_reason is None,
+            f"choice {choice.index} goes on after its end",
+        )
         before.append(choice)
     if ended:
         require(len(pieces) == expected, f"{expected} choices were asked for, got {sorted(pieces)}")
@@ -166,7 +188,9 @@ def assemble(index: int, parts: Sequence[ChatChunkChoice]) -> Assembled:
     whole = Assembled()
     first = parts[0].delta
     require(first.role == "assistant", f"choice {index}: the first delta has no role")
-    require(not first.content and not first.tool_calls, f"choice {index}: the first delta is not empty")
+    require(
+        not first.content and not first.tool_calls, f"choice {index}: the first delta is not empty"
+    )
     for i, part in enumerate(parts):
         require(i == 0 or part.delta.role is UNSET, f"choice {index}: delta {i} repeats the role")
         whole.text += part.delta.content or ""

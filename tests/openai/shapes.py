@@ -26,8 +26,13 @@ from tests.openai.shape_structs import (
 
 __all__ = ["ShapeError", "check_response"]
 
-PROBES = ("/live", "/ready", "/health", "/health_generate")  # a 503 of these is an answer, not an error
-KINDS: Mapping[str, type[Shape]] = {"/v1/models": ModelList, "/tokenize": Tokens, "/detokenize": Text}
+# a 503 of these is an answer, not an error
+PROBES = ("/live", "/ready", "/health", "/health_generate")
+KINDS: Mapping[str, type[Shape]] = {
+    "/v1/models": ModelList,
+    "/tokenize": Tokens,
+    "/detokenize": Text,
+}
 
 
 def check_response(
@@ -60,9 +65,12 @@ def check_response(
     if method in ("HEAD", "OPTIONS") or not (complete or body):
         return
     # Calls about models have Anthropic's format too, if they come from its clients.
-    is_anthropic = path.startswith("/v1/models") and (b'"request_id"' in body or b'"lifecycle"' in body)
+    is_anthropic = path.startswith("/v1/models") and (
+        b'"request_id"' in body or b'"lifecycle"' in body
+    )
     if path.startswith("/v1/messages") or is_anthropic:
-        from tests.openai.messages.sdk_shapes import check_messages_response  # the SDK takes a second to import
+        # the SDK takes a second to import
+        from tests.openai.messages.sdk_shapes import check_messages_response
 
         check_messages_response(path, asked(request_body), status, named, body, complete)
         return
@@ -100,14 +108,21 @@ def check_error(path: str, status: int, headers: Mapping[str, str], body: bytes)
 
 
 def check_success(
-    method: str, path: str, request_body: bytes, headers: Mapping[str, str], body: bytes, complete: bool
+    method: str,
+    path: str,
+    request_body: bytes,
+    headers: Mapping[str, str],
+    body: bytes,
+    complete: bool,
 ) -> None:
     """An answer below 400. Raises ShapeError."""
     request = asked(request_body)
     where = f"{method} {path}"
     if path in ("/v1/completions", "/v1/chat/completions") and request.get("stream"):
         kind = headers.get("content-type", "")
-        require(kind.startswith("text/event-stream"), f"{where}: content-type of a stream is {kind}")
+        require(
+            kind.startswith("text/event-stream"), f"{where}: content-type of a stream is {kind}"
+        )
         check = check_chat_stream if "chat" in path else check_completion_stream
         check(request, body, complete)
     elif path.startswith("/v1/responses") and complete:

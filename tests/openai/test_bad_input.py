@@ -11,14 +11,24 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema import PARSERS, parse, responses_parser
-from orca_jax.openai.schema.limits import MAX_STRINGS
 from orca_jax.serve.handlers import read_json_body
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.schema import PARSERS, chat_parser, parse, responses_parser
+from orca_jax.serve.openai.schema.limits import MAX_STRINGS
 from tests.serve.running import MODEL, Server
 
 JSON = {"content-type": "application/json"}
-NUMERIC = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n", "presence_penalty", "logprobs", "min_p")
+NUMERIC = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "n",
+    "presence_penalty",
+    "logprobs",
+    "min_p",
+)
 BAD_NUMBERS = (
     "NaN",
     "Infinity",
@@ -119,7 +129,7 @@ BAD_BODIES: list[tuple[bytes, int, str | None]] = [
     (b'{"model": "preset:toy"}', 400, "prompt"),
     (b'{"model": "preset:toy", "prompt": "x",}', 400, None),
     (b'{"model": "preset:toy", "prompt": "\xff"}', 400, "prompt"),
-    (b'{"model": "preset:toy", "prompt": "\\ud800 x"}', 400, None),
+    (b'{"model": "preset:toy", "prompt": "\\ud800 x"}', 400, "prompt"),
     (b"[" * 100_000, 400, None),
     (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, None),
     (b'{"extra": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", 400, None),
@@ -134,7 +144,11 @@ BAD_BODIES: list[tuple[bytes, int, str | None]] = [
     (b'{"model": "preset:toy", "prompt": "x", "n": 3, "best_of": 2}', 400, "best_of"),
     (b'{"model": "preset:toy", "prompt": "x", "best_of": 2, "stream": true}', 400, "best_of"),
     (b'{"model": "preset:toy", "prompt": ' + b'["a"' + b',"a"' * 999 + b'], "n": 2}', 400, "n"),
-    (b'{"model": "preset:toy", "prompt": "x", "stream": true, "prompt_logprobs": 1}', 400, "prompt_logprobs"),
+    (
+        b'{"model": "preset:toy", "prompt": "x", "stream": true, "prompt_logprobs": 1}',
+        400,
+        "prompt_logprobs",
+    ),
     (b" " * (33 * 2**20), 413, None),
 ]
 
@@ -169,7 +183,9 @@ def test_a_bad_entry_of_a_map_is_named(server: Server, biases: str, words: str) 
     assert error["param"] == "logit_bias" and words in error["message"]
 
 
-@pytest.mark.parametrize(("name", "value", "param"), BAD_FIELDS, ids=lambda v: v[:40] if isinstance(v, str) else None)
+@pytest.mark.parametrize(
+    ("name", "value", "param"), BAD_FIELDS, ids=lambda v: v[:40] if isinstance(v, str) else None
+)
 def test_bad_field(server: Server, name: str, value: str, param: str | None) -> None:
     fields = {"model": f'"{MODEL}"', "prompt": '"x"', name: value}
     body = "{" + ", ".join(f'"{field}": {text}' for field, text in fields.items()) + "}"
@@ -184,7 +200,12 @@ def test_bad_field(server: Server, name: str, value: str, param: str | None) -> 
     ("body", "status", "param"), BAD_BODIES, ids=lambda v: None if isinstance(v, bytes) else str(v)
 )
 def test_bad_body(server: Server, body: bytes, status: int, param: str | None) -> None:
-    assert check_error(server.http.post("/v1/completions", content=body, headers=JSON), status)["param"] == param
+    assert (
+        check_error(server.http.post("/v1/completions", content=body, headers=JSON), status)[
+            "param"
+        ]
+        == param
+    )
 
 
 def test_other_routes_methods_and_types(server: Server) -> None:
@@ -192,9 +213,14 @@ def test_other_routes_methods_and_types(server: Server) -> None:
     for name in ("other", "preset:toy//", "%2e%2e/models"):
         assert server.http.get(f"/v1/models/{name}").status_code == 404
     wrong = server.http.get("/v1/completions")
-    assert check_error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"
+    assert (
+        check_error(wrong, 405)["code"] == "method_not_allowed" and wrong.headers["allow"] == "POST"
+    )
     body = b'{"model": "preset:toy", "prompt": "x"}'
-    assert check_error(server.http.post("/v1/completions", content=body), 415)["code"] == "unsupported_media_type"
+    assert (
+        check_error(server.http.post("/v1/completions", content=body), 415)["code"]
+        == "unsupported_media_type"
+    )
     assert check_error(server.complete(model="other"), 404)["code"] == "model_not_found"
 
 
@@ -214,18 +240,27 @@ def test_a_large_body_is_refused_before_it_has_arrived(has_length: bool) -> None
         num_read += 1
         return {"type": "http.request", "body": b" " * 100, "more_body": True}
 
-    headers = [(b"content-type", b"application/json"), *([(b"content-length", b"1001")] if has_length else [])]
+    headers = [
+        (b"content-type", b"application/json"),
+        *([(b"content-length", b"1001")] if has_length else []),
+    ]
     with pytest.raises(ApiError, match="exceeds 1000 bytes") as caught:
         asyncio.run(read_json_body(Request({"type": "http", "headers": headers}, receive), 1000))
     assert (caught.value.status, num_read) == (413, 0 if has_length else 11)
 
 
 def crowd(entry: bytes, count: int) -> bytes:
-    return b'{"input": "x", "metadata": {' + b", ".join([entry % number for number in range(count)]) + b"}}"
+    return (
+        b'{"input": "x", "metadata": {'
+        + b", ".join([entry % number for number in range(count)])
+        + b"}}"
+    )
 
 
 @pytest.mark.parametrize("entry", [b'"%d": "a"', b'"%d\\\\": "\\\\"'], ids=["plain", "escaped"])
-def test_a_crowded_body_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch, entry: bytes) -> None:
+def test_a_crowded_body_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, entry: bytes
+) -> None:
     """Two million short strings in 31 MB would need 376 MB, and hold the interpreter's lock for seconds."""
     body = crowd(entry, MAX_STRINGS + 1)
     json.loads(body)
@@ -244,20 +279,30 @@ def test_a_large_text_is_no_crowd() -> None:
 
 
 @pytest.mark.conforms("responses.metadata")
-@pytest.mark.parametrize("metadata", [dict.fromkeys("abcdefghijklmnopq", ""), {"a" * 65: ""}, {"a": "b" * 513}])
+@pytest.mark.parametrize(
+    "metadata", [dict.fromkeys("abcdefghijklmnopq", ""), {"a" * 65: ""}, {"a": "b" * 513}]
+)
 def test_metadata_is_as_small_as_that_of_openai(metadata: dict[str, str]) -> None:
     with pytest.raises(ApiError) as caught:
         responses_parser.parse(json.dumps({"input": "x", "metadata": metadata}).encode())
     assert (caught.value.status, caught.value.param) == (400, "metadata")
     small = {**dict.fromkeys("abcdefghijklmno", ""), "a" * 64: "b" * 512}
-    assert responses_parser.parse(json.dumps({"input": "x", "metadata": small}).encode())[0].metadata == small
+    assert (
+        responses_parser.parse(json.dumps({"input": "x", "metadata": small}).encode())[0].metadata
+        == small
+    )
 
 
 def test_a_body_that_breaks_off_as_http(server: Server) -> None:
     """The HTTP layer answers, and nobody else does; that no traceback is logged is checked when the server ends."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    for rest in (b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nzz\r\n", b"content-length: 50\r\n\r\nabc"):
-        with socket.create_connection((server.http.base_url.host, server.http.base_url.port or 80), timeout=60) as raw:
+    for rest in (
+        b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nzz\r\n",
+        b"content-length: 50\r\n\r\nabc",
+    ):
+        with socket.create_connection(
+            (server.http.base_url.host, server.http.base_url.port or 80), timeout=60
+        ) as raw:
             raw.sendall(head + rest)
             raw.shutdown(socket.SHUT_WR)
             raw.settimeout(60)
@@ -267,7 +312,9 @@ def test_a_body_that_breaks_off_as_http(server: Server) -> None:
 
 
 def test_giant_header_is_refused(server: Server) -> None:
-    with socket.create_connection((server.http.base_url.host, server.http.base_url.port or 80), timeout=60) as raw:
+    with socket.create_connection(
+        (server.http.base_url.host, server.http.base_url.port or 80), timeout=60
+    ) as raw:
         raw.settimeout(60)
         sent = 0
         try:
@@ -305,3 +352,50 @@ def test_others_do_not_notice(idle_server: Server) -> None:
         return "".join(piece["text"] for piece in pieces), pieces[-1]["finish_reason"]
 
     assert whole(alone) == whole(together)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (
+            rb'{"model": "m", "messages": [{"role": "user", "content": "cut \ud83d"}]}',
+            "messages[0].content",
+        ),
+        (
+            rb'{"model": "m", "messages": [{"role": "user", "content": "\ude00"}]}',
+            "messages[0].content",
+        ),
+        (rb'{"model": "m", "messages": [], "user": "\ud83d\ud83d\ude00"}', "user"),
+        (rb'{"model": "m", "messages": [], "\ud83d": 1}', "?"),
+    ],
+)
+def test_half_of_a_character_is_named(body: bytes, param: str) -> None:
+    with pytest.raises(ApiError, match="half of a character") as caught:
+        chat_parser.parse(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+FAR = {"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}
+FORMATS_OF_NO_TEXT: list[object] = [{}, [], 1]
+
+
+@pytest.mark.parametrize(
+    "schema", [FAR, *({"type": "string", "format": one} for one in FORMATS_OF_NO_TEXT)]
+)
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "tools"])
+def test_a_wrong_schema_is_a_400(server: Server, schema: dict[str, Any], field: str) -> None:
+    values: dict[str, object] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        "structured_outputs": {"json": schema},
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "parameters": {"properties": {"a": schema}}},
+            }
+        ],
+    }
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], field: values[field]}
+    if field == "tools":
+        body["tool_choice"] = "required"
+    answer = server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from orca_jax.request import SamplingParams
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.request import SamplingParams
 from tests.openai.shapes import check_response
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server, running
 from tests.sim.oracle import toy_generate
@@ -22,7 +22,9 @@ def client(server: Server) -> Any:
         yield made
 
 
-def oracle(prompt: str | list[int], max_tokens: int = 16, ignore_eos: bool = False, **fields: Any) -> tuple[str, int]:
+def oracle(
+    prompt: str | list[int], max_tokens: int = 16, ignore_eos: bool = False, **fields: Any
+) -> tuple[str, int]:
     """(text, generated tokens) of the toy model; greedy unless told."""
     params = SamplingParams(max_tokens, **{"temperature": 0, "ignore_eos": ignore_eos, **fields})
     prompt_ids = ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
@@ -31,13 +33,19 @@ def oracle(prompt: str | list[int], max_tokens: int = 16, ignore_eos: bool = Fal
     return ByteTokenizer().decode(ids[:-1] if ends else ids), len(ids)
 
 
-@pytest.mark.conforms("POST /v1/completions", "completions.model", "completions.prompt", "GET /v1/models")
+@pytest.mark.conforms(
+    "POST /v1/completions", "completions.model", "completions.prompt", "GET /v1/models"
+)
 @pytest.mark.conforms("completions.max_tokens", "completions.temperature")
 def test_openai_client(client: openai.OpenAI, server: Server) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0)
     text, count = oracle("hello", 20)
     assert answer.choices[0].text == text
-    assert answer.object == "text_completion" and answer.id.startswith("cmpl-") and answer.model == MODEL
+    assert (
+        answer.object == "text_completion"
+        and answer.id.startswith("cmpl-")
+        and answer.model == MODEL
+    )
     assert answer.usage is not None
     assert answer.usage.model_dump(exclude_none=True) == {
         "prompt_tokens": 5,
@@ -64,7 +72,9 @@ def test_openai_client_stream_with_usage(client: openai.OpenAI) -> None:
     text, count = oracle("stream me", 300, ignore_eos=True)
     *pieces, last = chunks
     assert "".join(chunk.choices[0].text for chunk in pieces) == text
-    assert [chunk.choices[0].finish_reason for chunk in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert [chunk.choices[0].finish_reason for chunk in pieces] == [None] * (len(pieces) - 1) + [
+        "length"
+    ]
     assert len({chunk.id for chunk in chunks}) == 1 and all(chunk.usage is None for chunk in pieces)
     assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == count
     assert len(pieces) > 100, "it came in large lumps"
@@ -85,11 +95,17 @@ def test_defaults_and_raw_shapes(server: Server) -> None:
     text, count = oracle("defaults", temperature=1.0, seed=5)
     assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
     reason = "length" if count == 16 else "stop"
-    assert body["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]
+    assert body["choices"] == [
+        {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    ]
     with server.stream("defaults", seed=5) as events:
         chunks = list(events)
     assert all(set(chunk) == {"id", "object", "created", "model", "choices"} for chunk in chunks)
-    assert all(set(c) == {"index", "text", "logprobs", "finish_reason"} for e in chunks for c in e["choices"])
+    assert all(
+        set(c) == {"index", "text", "logprobs", "finish_reason"}
+        for e in chunks
+        for c in e["choices"]
+    )
 
 
 @pytest.mark.conforms("completions.prompt")
@@ -105,7 +121,9 @@ def test_several_prompts_in_one_stream(server: Server) -> None:
     prompts = ["alpha", "beta", "gamma"]
     texts, ends = ["", "", ""], [None, None, None]
     options = {"include_usage": True}
-    with server.stream(prompts, max_tokens=40, ignore_eos=True, stream_options=options, **GREEDY) as events:
+    with server.stream(
+        prompts, max_tokens=40, ignore_eos=True, stream_options=options, **GREEDY
+    ) as events:
         *chunks, last = events
     for chunk in chunks:
         (choice,) = chunk["choices"]
@@ -125,7 +143,9 @@ def test_ends(server: Server) -> None:
     answer = server.complete("end", max_tokens=200, seed=seed).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (text, "stop")
     assert answer["usage"]["completion_tokens"] == count
-    stop_id = toy_generate(list(b"hello"), SamplingParams(8, temperature=0), vocab_size=VOCAB_SIZE)[5]
+    stop_id = toy_generate(list(b"hello"), SamplingParams(8, temperature=0), vocab_size=VOCAB_SIZE)[
+        5
+    ]
     answer = server.complete("hello", stop_token_ids=[stop_id], max_tokens=50, **GREEDY).json()
     text, count = oracle("hello", 50, stop_token_ids=(stop_id,))
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (text, "stop")
@@ -135,11 +155,20 @@ def test_ends(server: Server) -> None:
 @pytest.mark.conforms("completions.stop")
 def test_stop_strings_across_tokens(idle_server: Server) -> None:
     whole, _ = oracle("stop here", 400, ignore_eos=True)
-    at = next(i for i in range(30, 400) if whole[i : i + 3].isascii() and whole.find(whole[i : i + 3]) == i)
+    at = next(
+        i
+        for i in range(30, 400)
+        if whole[i : i + 3].isascii() and whole.find(whole[i : i + 3]) == i
+    )
     stop = whole[at : at + 3]
     fields = {"max_tokens": 8000, "ignore_eos": True, "stop": ["never seen", stop], **GREEDY}
     answer = idle_server.complete("stop here", **fields).json()
-    assert answer["choices"][0] == {"index": 0, "text": whole[:at], "logprobs": None, "finish_reason": "stop"}
+    assert answer["choices"][0] == {
+        "index": 0,
+        "text": whole[:at],
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
     assert answer["usage"]["completion_tokens"] < 400
     with idle_server.stream("stop here", **fields) as events:
         pieces = [event["choices"][0] for event in events]
@@ -149,9 +178,23 @@ def test_stop_strings_across_tokens(idle_server: Server) -> None:
 
 @pytest.mark.conforms("completions.without effect")
 def test_neutral_values_are_taken(server: Server) -> None:
-    neutral: dict[str, Any] = {"n": 1, "best_of": None, "echo": False, "presence_penalty": 0.0, "logit_bias": {}}
-    neutral |= {"suffix": "", "priority": 0, "use_beam_search": False, "length_penalty": 1.0, "cache_salt": "x"}
-    nulls = dict.fromkeys(("logprobs", "max_tokens", "top_p", "stop", "seed", "stream", "stream_options"))
+    neutral: dict[str, Any] = {
+        "n": 1,
+        "best_of": None,
+        "echo": False,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+    }
+    neutral |= {
+        "suffix": "",
+        "priority": 0,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "cache_salt": "x",
+    }
+    nulls = dict.fromkeys(
+        ("logprobs", "max_tokens", "top_p", "stop", "seed", "stream", "stream_options")
+    )
     answer = server.complete("x", **neutral, **nulls, user="me")
     assert answer.status_code == 200, answer.text
 
@@ -168,8 +211,12 @@ def test_choices_draw_with_their_own_seeds(server: Server) -> None:
     assert [choice["text"] for choice in answer["choices"]] == expected and len(set(expected)) == 6
     usage = answer["usage"]
     cached = usage.pop("prompt_tokens_details", {"cached_tokens": 0})["cached_tokens"]
-    assert cached in (0, 4), "all but the last token of both, if another test has asked for them before"
-    assert usage == {"prompt_tokens": 6, "completion_tokens": 60, "total_tokens": 66}, "prompts count once"
+    assert cached in (0, 4), (
+        "all but the last token of both, if another test has asked for them before"
+    )
+    assert usage == {"prompt_tokens": 6, "completion_tokens": 60, "total_tokens": 66}, (
+        "prompts count once"
+    )
     last = server.complete("x", n=2, seed=2**63 - 1, max_tokens=2)
     assert last.status_code == 200, "seeds wrap"
 
@@ -183,26 +230,41 @@ def test_best_of(server: Server) -> None:
     answer = server.complete("rank", n=2, best_of=6, **fields).json()
     assert [choice["text"] for choice in answer["choices"]] == [every[i]["text"] for i in best]
     assert all(choice["logprobs"] is None for choice in answer["choices"])
-    assert answer["usage"]["completion_tokens"] == 48, "candidates that were not taken were generated too"
+    assert answer["usage"]["completion_tokens"] == 48, (
+        "candidates that were not taken were generated too"
+    )
 
 
 @pytest.mark.conforms("completions.logprobs")
 def test_logprobs(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, temperature=0, logprobs=3)
+    answer = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=12, temperature=0, logprobs=3
+    )
     text, count = oracle("hello", 12)
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
-    assert len(logprobs.tokens or ()) == len(logprobs.token_logprobs) == len(logprobs.text_offset or ()) == count
+    assert (
+        logprobs is not None
+        and logprobs.token_logprobs is not None
+        and logprobs.top_logprobs is not None
+    )
+    assert (
+        len(logprobs.tokens or ())
+        == len(logprobs.token_logprobs)
+        == len(logprobs.text_offset or ())
+        == count
+    )
     assert all(3 <= len(top) <= 4 for top in logprobs.top_logprobs)
-    for token, logprob, top in zip(logprobs.tokens or (), logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+    for token, logprob, top in zip(
+        logprobs.tokens or (), logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
         assert top[token] == logprob == max(top.values()), "greedy takes the most probable one"
     assert answer.choices[0].text == text
 
 
 def test_offsets_point_into_the_text(server: Server) -> None:
-    choice = server.complete("naïve ☃", echo=True, logprobs=0, max_tokens=30, seed=1, ignore_eos=True).json()[
-        "choices"
-    ][0]
+    choice = server.complete(
+        "naïve ☃", echo=True, logprobs=0, max_tokens=30, seed=1, ignore_eos=True
+    ).json()["choices"][0]
     tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
     assert offsets == sorted(offsets)
     for token, offset in zip(tokens, offsets, strict=True):
@@ -216,27 +278,46 @@ def test_offsets_point_into_the_text(server: Server) -> None:
 def test_scoring_a_prompt(server: Server, max_tokens: int) -> None:
     """As lm-eval asks: ids, echo, logprobs; the same numbers whatever is generated after."""
     ids = list(b"score me")
-    answer = server.complete(ids, echo=True, logprobs=1, max_tokens=max_tokens, ignore_eos=True, **GREEDY).json()
+    answer = server.complete(
+        ids, echo=True, logprobs=1, max_tokens=max_tokens, ignore_eos=True, **GREEDY
+    ).json()
     choice, logprobs = answer["choices"][0], answer["choices"][0]["logprobs"]
-    assert choice["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == max_tokens
-    assert choice["text"].startswith("score me") and len(logprobs["tokens"]) == len(ids) + max_tokens
+    assert (
+        choice["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == max_tokens
+    )
+    assert (
+        choice["text"].startswith("score me") and len(logprobs["tokens"]) == len(ids) + max_tokens
+    )
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert all(value < 0 for value in logprobs["token_logprobs"][1:])
-    reference = server.complete(ids, prompt_logprobs=1, max_tokens=1, **GREEDY).json()["choices"][0]["prompt_logprobs"]
+    reference = server.complete(ids, prompt_logprobs=1, max_tokens=1, **GREEDY).json()["choices"][
+        0
+    ]["prompt_logprobs"]
     assert reference[0] is None
-    scores = [entry[str(token)]["logprob"] for entry, token in zip(reference[1:], ids[1:], strict=True)]
+    scores = [
+        entry[str(token)]["logprob"] for entry, token in zip(reference[1:], ids[1:], strict=True)
+    ]
     assert scores == logprobs["token_logprobs"][1 : len(ids)]
 
 
 @pytest.mark.conforms("completions.stream", "completions.echo", "completions.return_token_ids")
 def test_streams_have_the_same_details(server: Server) -> None:
-    fields = {"max_tokens": 20, "seed": 5, "ignore_eos": True, "echo": True, "logprobs": 2, "return_token_ids": True}
+    fields = {
+        "max_tokens": 20,
+        "seed": 5,
+        "ignore_eos": True,
+        "echo": True,
+        "logprobs": 2,
+        "return_token_ids": True,
+    }
     (whole,) = server.complete("detail", **fields).json()["choices"]
     with server.stream("detail", **fields) as stream:
         pieces = [chunk["choices"][0] for chunk in stream]
     assert "".join(piece["text"] for piece in pieces) == whole["text"]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [one for piece in pieces for one in piece["logprobs"][name]] == whole["logprobs"][name]
+        assert [one for piece in pieces for one in piece["logprobs"][name]] == whole["logprobs"][
+            name
+        ]
     assert [one for piece in pieces for one in piece["token_ids"]] == whole["token_ids"]
     assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"] == list(b"detail")
 
@@ -248,19 +329,25 @@ def test_stop_strings_may_stay(server: Server) -> None:
     fields = {"max_tokens": 400, "ignore_eos": True, "stop": stop, **GREEDY}
     cut = server.complete("stop here", **fields).json()["choices"][0]["text"]
     assert (
-        server.complete("stop here", include_stop_str_in_output=True, **fields).json()["choices"][0]["text"]
+        server.complete("stop here", include_stop_str_in_output=True, **fields).json()["choices"][
+            0
+        ]["text"]
         == cut + stop
     )
 
 
-@pytest.mark.conforms("completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words")
+@pytest.mark.conforms(
+    "completions.logit_bias", "completions.allowed_token_ids", "completions.bad_words"
+)
 def test_biased_allowed_and_forbidden_tokens(server: Server) -> None:
     fields = {"max_tokens": 12, "ignore_eos": True, "seed": 1}
     answer = server.complete("x", logit_bias={"65": 100}, **fields).json()
     assert answer["choices"][0]["text"] == "A" * 12
     answer = server.complete("x", allowed_token_ids=list(b"abc"), **fields).json()
     assert set(answer["choices"][0]["text"]) <= set("abc")
-    free = server.complete("x", allowed_token_ids=list(b"ab"), **fields).json()["choices"][0]["text"]
+    free = server.complete("x", allowed_token_ids=list(b"ab"), **fields).json()["choices"][0][
+        "text"
+    ]
     answer = server.complete("x", allowed_token_ids=list(b"ab"), bad_words=["a"], **fields).json()
     assert "a" in free and answer["choices"][0]["text"] == "b" * 12
 
@@ -270,7 +357,9 @@ def test_min_tokens_and_end_tokens(server: Server) -> None:
     fields = {"max_tokens": 20, "logit_bias": {str(EOS): 100}, "seed": 1}
     assert server.complete("x", **fields).json()["usage"]["completion_tokens"] == 1
     assert server.complete("x", min_tokens=7, **fields).json()["usage"]["completion_tokens"] == 8
-    assert server.complete("x", min_tokens=7, **fields).json()["choices"][0]["finish_reason"] == "stop"
+    assert (
+        server.complete("x", min_tokens=7, **fields).json()["choices"][0]["finish_reason"] == "stop"
+    )
 
 
 @pytest.mark.conforms("completions.truncate_prompt_tokens")
@@ -281,7 +370,9 @@ def test_truncated_prompts(server: Server) -> None:
     (choice,) = answer["choices"]
     assert choice["prompt_token_ids"] == list(b"prompt") and answer["usage"]["prompt_tokens"] == 6
     assert choice["text"] == "prompt" + oracle("prompt")[0]
-    answer = server.complete("x" * 9000, truncate_prompt_tokens=-1, max_tokens=92, ignore_eos=True).json()
+    answer = server.complete(
+        "x" * 9000, truncate_prompt_tokens=-1, max_tokens=92, ignore_eos=True
+    ).json()
     assert answer["usage"] == {"prompt_tokens": 8100, "completion_tokens": 92, "total_tokens": 8192}
 
 
@@ -297,7 +388,9 @@ def test_names_of_the_caller(server: Server) -> None:
 
 @pytest.mark.conforms("completions.structured_outputs")
 def test_structured_completions(server: Server) -> None:
-    answer = server.complete("x", structured_outputs={"choice": ["left", "right"]}, max_tokens=20, n=4, seed=1)
+    answer = server.complete(
+        "x", structured_outputs={"choice": ["left", "right"]}, max_tokens=20, n=4, seed=1
+    )
     assert {choice["text"] for choice in answer.json()["choices"]} <= {"left", "right"}
 
 
@@ -313,7 +406,14 @@ def test_every_answer_is_in_shape(server: Server) -> None:
     for fields in calls:
         answer = server.complete("shape", **fields)
         sent = answer.request.read()
-        check_response("POST", "/v1/completions", sent, answer.status_code, dict(answer.headers), answer.content)
+        check_response(
+            "POST",
+            "/v1/completions",
+            sent,
+            answer.status_code,
+            dict(answer.headers),
+            answer.content,
+        )
 
 
 def test_curl_line_works(server: Server) -> None:
@@ -325,8 +425,13 @@ def test_curl_line_works(server: Server) -> None:
 def test_curl_line_survives_odd_names_and_hosts() -> None:
     with running("--host", "::", "--served-model-name", "it's $odd", "second") as server:
         assert "http://[::1]:" in server.lines[1]
-        done = subprocess.run(shlex.split(server.lines[1]), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            shlex.split(server.lines[1]), capture_output=True, text=True, timeout=60
+        )
         assert done.stdout.endswith("data: [DONE]\n\n")
-        assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["it's $odd", "second"]
+        assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == [
+            "it's $odd",
+            "second",
+        ]
         answer = server.http.post("/v1/completions", json={"model": "second", "prompt": "x"}).json()
         assert answer["model"] == "it's $odd"

@@ -12,14 +12,14 @@ import httpx
 import openai
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Rejected, Submit, Updates
-from orca_jax.openai.model import _dimensions
-from orca_jax.request import RequestUpdate, Urgency
+from orca_jax.serve.openai.model import _dimensions
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import toy_pooled
-from orca_jax.step import NOT_FINITE
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import RequestUpdate, Urgency
+from orca_jax.values.step import NOT_FINITE
 from tests.serve.played import Script, Stage, on_stage
 from tests.serve.running import MODEL, Server
 
@@ -37,7 +37,10 @@ def pooled(*numbers: float) -> Script:
 
 
 def post(
-    body: dict[str, Any], script: Script | None = None, config: ServerConfig | None = None, **model: Any
+    body: dict[str, Any],
+    script: Script | None = None,
+    config: ServerConfig | None = None,
+    **model: Any,
 ) -> tuple[httpx.Response, list[Submit], dict[str, float]]:
     async def act(stage: Stage) -> tuple[httpx.Response, list[Submit], dict[str, float]]:
         for name, value in model.items():
@@ -58,7 +61,9 @@ def expected(ids: list[int]) -> list[float]:
     return [value / math.hypot(*raw) for value in raw]
 
 
-@pytest.mark.conforms("POST /v1/embeddings", "embeddings.model", "embeddings.input", "embeddings.encoding_format")
+@pytest.mark.conforms(
+    "POST /v1/embeddings", "embeddings.model", "embeddings.input", "embeddings.encoding_format"
+)
 def test_the_client_of_openai(idle_server: Server) -> None:
     """It asks for base64 by itself, and decodes it."""
     client = openai.OpenAI(base_url=f"{idle_server.url}/v1", api_key="none")
@@ -83,13 +88,19 @@ def test_the_client_of_openai(idle_server: Server) -> None:
 @pytest.mark.conforms("embeddings.pooling", "embeddings.normalize", "embeddings.cache_salt")
 def test_forms_of_a_vector() -> None:
     answer, (submit,), ends = post({"input": "x"})
-    assert answer.json()["data"] == [{"object": "embedding", "index": 0, "embedding": pytest.approx([0.6, 0, -0.8])}]
+    assert answer.json()["data"] == [
+        {"object": "embedding", "index": 0, "embedding": pytest.approx([0.6, 0, -0.8])}
+    ]
     assert (submit.params.pooling, submit.params.max_tokens, ends) == ("last", 1, {"stop": 1})
-    answer, (submit,), _ = post({"input": "x", "normalize": False, "pooling": "mean", "cache_salt": "s"})
+    answer, (submit,), _ = post(
+        {"input": "x", "normalize": False, "pooling": "mean", "cache_salt": "s"}
+    )
     assert answer.json()["data"][0]["embedding"] == list(VECTOR)
     assert (submit.params.pooling, submit.params.cache_salt) == ("mean", "s")
     answer, _, _ = post({"input": "x", "encoding_format": "base64", "normalize": False})
-    assert array("f", base64.b64decode(answer.json()["data"][0]["embedding"])).tolist() == list(VECTOR)
+    assert array("f", base64.b64decode(answer.json()["data"][0]["embedding"])).tolist() == list(
+        VECTOR
+    )
     answer, _, _ = post({"input": "x", "dimensions": 2}, dimensions=())
     assert answer.json()["data"][0]["embedding"] == [1, 0], "shortened, then scaled"
 
@@ -126,12 +137,18 @@ def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
 
 @pytest.mark.conforms("embeddings.dimensions")
 def test_dimensions_are_those_of_the_model(tmp_path: Path) -> None:
-    for values, sizes in (({}, None), ({"is_matryoshka": True}, ()), ({"matryoshka_dimensions": [2, 4]}, (2, 4))):
+    for values, sizes in (
+        ({}, None),
+        ({"is_matryoshka": True}, ()),
+        ({"matryoshka_dimensions": [2, 4]}, (2, 4)),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(values))
         assert _dimensions(str(tmp_path)) == sizes
     assert _dimensions("") is None
     for wanted, status in ((2, 200), (3, 400)):
-        assert post({"input": "x", "dimensions": wanted}, dimensions=(2, 4))[0].status_code == status
+        assert (
+            post({"input": "x", "dimensions": wanted}, dimensions=(2, 4))[0].status_code == status
+        )
     answer, _, _ = post({"input": "x", "dimensions": 4}, dimensions=())
     assert answer.status_code == 400 and "at most 3" in answer.json()["error"]["message"]
 
@@ -144,7 +161,10 @@ class MarkingTokenizer(ByteTokenizer):
 
 
 @pytest.mark.conforms(
-    "embeddings.user", "embeddings.priority", "embeddings.request_id", "embeddings.add_special_tokens"
+    "embeddings.user",
+    "embeddings.priority",
+    "embeddings.request_id",
+    "embeddings.add_special_tokens",
 )
 def test_the_place_in_the_queue_and_the_ids() -> None:
     config = ServerConfig(EngineConfig(model="m", scheduling_policy="priority"))
@@ -152,7 +172,9 @@ def test_the_place_in_the_queue_and_the_ids() -> None:
     answer, (submit,), _ = post(body, config=config, tokenizer=MarkingTokenizer())
     assert submit.urgency == Urgency(-3, "u", 9) and submit.prompt_ids == [256, 120]
     assert answer.json()["id"] == "embd-mine"
-    _, (submit,), _ = post({**body, "add_special_tokens": False}, config=config, tokenizer=MarkingTokenizer())
+    _, (submit,), _ = post(
+        {**body, "add_special_tokens": False}, config=config, tokenizer=MarkingTokenizer()
+    )
     assert submit.prompt_ids == [120]
 
 
@@ -167,7 +189,9 @@ def test_failures() -> None:
 
     answer, _, ends = post({"input": "x"}, failing)
     assert answer.status_code == 500 and ends == {"error": 1}
-    answer, _, _ = post({"input": "x"}, lambda submit: [Rejected(submit.request_id, "too long", "prompt")])
+    answer, _, _ = post(
+        {"input": "x"}, lambda submit: [Rejected(submit.request_id, "too long", "prompt")]
+    )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
     full = ServerConfig(EngineConfig(model="m"), max_num_queued_reqs=0)
     assert post({"input": ["x"] * 65}, config=full)[0].status_code in (400, 503)
@@ -180,7 +204,9 @@ def test_failures() -> None:
 def test_a_hang_up_aborts_the_requests() -> None:
     async def act(stage: Stage) -> list[str]:
         async with stage.http() as http:
-            call = asyncio.create_task(http.post("/v1/embeddings", json={"model": "m", "input": ["x", "y"]}))
+            call = asyncio.create_task(
+                http.post("/v1/embeddings", json={"model": "m", "input": ["x", "y"]})
+            )
             while len(stage.link.submitted) < 2:
                 await asyncio.sleep(0)
             call.cancel()

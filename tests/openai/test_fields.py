@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from orca_jax.openai.schema import (
+from orca_jax.serve.openai.schema import (
     PARSERS,
     chat_parser,
     completion_parser,
@@ -27,8 +27,28 @@ from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server
 
 VALUES = (
-    *("NaN", "Infinity", "1e999", "1e308", "-1", "0", "1", "0.5", "2147483648", "9223372036854775807"),
-    *("9223372036854775808", "-9223372036854775809", '""', '"x"', "null", "true", "false", '"\\ud800"'),
+    *(
+        "NaN",
+        "Infinity",
+        "1e999",
+        "1e308",
+        "-1",
+        "0",
+        "1",
+        "0.5",
+        "2147483648",
+        "9223372036854775807",
+    ),
+    *(
+        "9223372036854775808",
+        "-9223372036854775809",
+        '""',
+        '"x"',
+        "null",
+        "true",
+        "false",
+        '"\\ud800"',
+    ),
     *("16.0", "9007199254740993.0"),
     *("[]", "[null]", '[""]', "[-1]", "[257]", '["x"]', "[" * 50 + "]" * 50),
     *("{}", '{"a": 1}', '{"5": 1}', '{"257": 1}', '{"5": 101}', '{"5": "x"}'),
@@ -49,24 +69,42 @@ ROUTES = {
     "/detokenize": (detokenize_parser, {"model": MODEL, "tokens": [65]}),
 }
 # A field that is right by itself may contradict another one, which the error then names.
-CONTRADICTED = {"max_completion_tokens": "max_tokens", "messages": "prompt", "stream": "stream_options"}
+CONTRADICTED = {
+    "max_completion_tokens": "max_tokens",
+    "messages": "prompt",
+    "stream": "stream_options",
+}
 
 
 # The other fields are those of chats, and are read by the same code.
 OF_MESSAGES = (
-    *("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "thinking", "stream"),
+    *(
+        "model",
+        "messages",
+        "system",
+        "max_tokens",
+        "stop_sequences",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "stream",
+    ),
     *("output_config", "output_format", "container", "mcp_servers", "speed"),
 )
 
 
 def names(path: str) -> tuple[str, ...]:
     parser, _ = ROUTES[path]
-    return OF_MESSAGES if path == "/v1/messages" else (*parser.kind.__struct_fields__, *parser.unused)
+    return (
+        OF_MESSAGES if path == "/v1/messages" else (*parser.kind.__struct_fields__, *parser.unused)
+    )
 
 
 def body_with(path: str, name: str, value: str) -> bytes:
     fields = {key: json.dumps(one) for key, one in ROUTES[path][1].items()} | {name: value}
-    return ("{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in fields.items()) + "}").encode()
+    return (
+        "{" + ", ".join(f"{json.dumps(key)}: {text}" for key, text in fields.items()) + "}"
+    ).encode()
 
 
 def loads(text: str) -> Any:
@@ -87,7 +125,9 @@ def send(http: httpx.Client, path: str, name: str, value: str) -> httpx.Response
     return http.post(path, content=body_with(path, name, value), headers=headers)
 
 
-def check(answer: httpx.Response, document: dict[str, Any], path: str, name: str, value: str) -> bool:
+def check(
+    answer: httpx.Response, document: dict[str, Any], path: str, name: str, value: str
+) -> bool:
     """Hold one answer to the document; returns whether the value was taken."""
     where = f"{name} = {value} of {path}: {answer.status_code} {answer.text[:300]}"
     sent = answer.request.read()
@@ -95,9 +135,13 @@ def check(answer: httpx.Response, document: dict[str, Any], path: str, name: str
     if answer.status_code == 200:
         parsed = loads(value)
         assert parsed is not loads, where
-        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]["$ref"]
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-        assert fits(schema, json.loads(sent), document), f"taken, though the document does not allow it: {where}"
+        assert fits(schema, json.loads(sent), document), (
+            f"taken, though the document does not allow it: {where}"
+        )
         if path == "/v1/responses":
             is_stream = answer.text.startswith("event: ")
             assert events_of(answer.text) if is_stream else checked_response(answer.json()), where
@@ -108,7 +152,9 @@ def check(answer: httpx.Response, document: dict[str, Any], path: str, name: str
         return False
     error = check_error(answer, 404 if name == "model" and answer.status_code == 404 else 400)
     if loads(value) is not loads:
-        assert error["param"] is not None and error["param"].startswith((name, CONTRADICTED.get(name, name))), where
+        assert error["param"] is not None and error["param"].startswith(
+            (name, CONTRADICTED.get(name, name))
+        ), where
     return False
 
 
@@ -117,7 +163,9 @@ def values_of(index: int, share: int) -> list[str]:
     return ["null", '"x"', *VALUES[(index + share) % SHARES :: SHARES]]
 
 
-@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, SHARES))])
+@pytest.mark.parametrize(
+    "share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, SHARES))]
+)
 @pytest.mark.parametrize("path", list(ROUTES))
 def test_every_field(idle_server: Server, path: str, share: int) -> None:
     """Meanwhile a long stream is the same, byte for byte, as when it is alone."""
@@ -148,10 +196,17 @@ def test_every_field(idle_server: Server, path: str, share: int) -> None:
 
 def test_meanings_belong_to_fields() -> None:
     """A field that was renamed or removed would leave its text behind."""
-    texts = tomllib.loads(Path(components.__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+    texts = tomllib.loads(
+        Path(components.__file__).with_name("fields.toml").read_text(encoding="utf-8")
+    )
     kinds = [parser.kind for parser in PARSERS.values()]
     schemas = components.described(kinds)
-    bases = {base.__name__: base for kind in kinds for base in kind.__mro__ if issubclass(base, msgspec.Struct)}
+    bases = {
+        base.__name__: base
+        for kind in kinds
+        for base in kind.__mro__
+        if issubclass(base, msgspec.Struct)
+    }
     for name, fields in texts.items():
         known = bases[name].__struct_fields__ if name in bases else schemas[name]["properties"]
         assert set(fields) <= set(known), name

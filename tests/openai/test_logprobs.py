@@ -7,9 +7,15 @@ import msgspec
 from hypothesis import given, settings
 
 from orca_jax.link.wire import Submit
-from orca_jax.openai.logprobs import LEAST, CompletionLogprobsWriter, chat_logprobs, prompt_logprobs, token_name
-from orca_jax.request import TokenLogprobs
+from orca_jax.serve.openai.logprobs import (
+    LEAST,
+    CompletionLogprobsWriter,
+    chat_logprobs,
+    prompt_logprobs,
+    token_name,
+)
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.request import TokenLogprobs
 from tests.serve.played import News, call, chat, events, update
 
 TOKENIZER = ByteTokenizer()
@@ -37,7 +43,10 @@ def test_offsets_count_the_characters_before(spelled: bytes, data: st.DataObject
 def test_the_token_that_came_is_among_the_top_ones() -> None:
     writer = CompletionLogprobsWriter(TOKENIZER, 1, frozenset())
     written = writer.take_tokens([65, 66], [None, one(-2.0, (67, -0.5), (68, -1.0))])
-    assert written.top_logprobs == [None, {"C": -0.5, "B": -2.0}] and written.token_logprobs == [None, -2.0]
+    assert written.top_logprobs == [None, {"C": -0.5, "B": -2.0}] and written.token_logprobs == [
+        None,
+        -2.0,
+    ]
 
 
 def test_of_ids_with_equal_spelling_the_most_probable_counts() -> None:
@@ -54,7 +63,9 @@ def test_of_ids_with_equal_spelling_the_most_probable_counts() -> None:
 
 def test_infinity_is_written_as_a_number() -> None:
     writer = CompletionLogprobsWriter(TOKENIZER, 1, frozenset())
-    assert writer.take_tokens([65], [one(INFINITE, (66, INFINITE))]).top_logprobs == [{"B": LEAST, "A": LEAST}]
+    assert writer.take_tokens([65], [one(INFINITE, (66, INFINITE))]).top_logprobs == [
+        {"B": LEAST, "A": LEAST}
+    ]
     (entry,) = chat_logprobs(TOKENIZER, 1, [0xE2], [one(INFINITE, (66, -1.0), (67, -2.0))])
     assert msgspec.to_builtins(entry) == {
         "token": "bytes:\\xe2",
@@ -82,8 +93,14 @@ def test_names_are_told_apart() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.text(max_size=12), st.lists(st.integers(1, 4), max_size=40), st.sampled_from([None, "ab", "x"]))
-def test_however_updates_are_cut_the_text_is_the_same(text: str, cuts: list[int], stop: str | None) -> None:
+@given(
+    st.text(max_size=12),
+    st.lists(st.integers(1, 4), max_size=40),
+    st.sampled_from([None, "ab", "x"]),
+)
+def test_however_updates_are_cut_the_text_is_the_same(
+    text: str, cuts: list[int], stop: str | None
+) -> None:
     """Whole or streamed, with log probabilities or without."""
     ids = list(f"{text}aab{text}x".encode())
 
@@ -91,7 +108,9 @@ def test_however_updates_are_cut_the_text_is_the_same(text: str, cuts: list[int]
         left, news = list(ids), []
         for size in [*cuts, len(ids)]:
             part, left = left[:size], left[size:]
-            logprobs = tuple(one(-1.0 - i) for i in part) if submit.params.logprobs is not None else ()
+            logprobs = (
+                tuple(one(-1.0 - i) for i in part) if submit.params.logprobs is not None else ()
+            )
             news.append(update(submit, *part, logprobs=logprobs))
         return [*news, update(submit, finish_reason="length")]
 
@@ -117,4 +136,6 @@ def test_logprobs_of_a_chat_are_of_all_its_tokens() -> None:
 
     answer = chat(script, logprobs=True)[0].json()
     tokens = [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
-    assert tokens == ["h", "e", "y", "<|end|>"] and answer["choices"][0]["message"]["content"] == "hey"
+    assert (
+        tokens == ["h", "e", "y", "<|end|>"] and answer["choices"][0]["message"]["content"] == "hey"
+    )

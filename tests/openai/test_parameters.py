@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.openai.schema import chat_parser, completion_parser, tokenize_parser
-from orca_jax.request import SamplingParams
+from orca_jax.serve.openai.schema import chat_parser, completion_parser, tokenize_parser
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import SamplingParams
 from tests.serve.played import Stage, call, events, on_stage, saying, user
 from tests.serve.running import MODEL, Server
 
@@ -60,14 +60,26 @@ def text_of(answer: httpx.Response) -> str:
     return "".join(part.get("text", part.get("content")) or "" for part in parts)
 
 
-@pytest.mark.conforms("completions.temperature", "completions.top_p", "completions.top_k", "completions.min_p")
+@pytest.mark.conforms(
+    "completions.temperature", "completions.top_p", "completions.top_k", "completions.min_p"
+)
 @pytest.mark.conforms("completions.presence_penalty", "completions.frequency_penalty")
-@pytest.mark.conforms("completions.repetition_penalty", "completions.seed", "completions.logit_bias")
-@pytest.mark.conforms("completions.allowed_token_ids", "completions.stop_token_ids", "completions.ignore_eos")
+@pytest.mark.conforms(
+    "completions.repetition_penalty", "completions.seed", "completions.logit_bias"
+)
+@pytest.mark.conforms(
+    "completions.allowed_token_ids", "completions.stop_token_ids", "completions.ignore_eos"
+)
 @pytest.mark.conforms("completions.min_tokens", "completions.max_tokens")
-@pytest.mark.conforms("chat.temperature", "chat.top_p", "chat.top_k", "chat.min_p", "chat.presence_penalty")
-@pytest.mark.conforms("chat.frequency_penalty", "chat.repetition_penalty", "chat.seed", "chat.logit_bias")
-@pytest.mark.conforms("chat.allowed_token_ids", "chat.stop_token_ids", "chat.ignore_eos", "chat.min_tokens")
+@pytest.mark.conforms(
+    "chat.temperature", "chat.top_p", "chat.top_k", "chat.min_p", "chat.presence_penalty"
+)
+@pytest.mark.conforms(
+    "chat.frequency_penalty", "chat.repetition_penalty", "chat.seed", "chat.logit_bias"
+)
+@pytest.mark.conforms(
+    "chat.allowed_token_ids", "chat.stop_token_ids", "chat.ignore_eos", "chat.min_tokens"
+)
 @pytest.mark.conforms("chat.max_tokens")
 @pytest.mark.parametrize("path", ROUTES)
 def test_passed_on_to_the_engine(path: str) -> None:
@@ -82,7 +94,9 @@ def test_passed_on_to_the_engine(path: str) -> None:
 @pytest.mark.conforms("completions.bad_words", "chat.bad_words")
 @pytest.mark.parametrize("path", ROUTES)
 def test_words_become_ids(path: str) -> None:
-    assert [ord("a"), ord("b")] in [list(ids) for ids in submitted(path, bad_words=["ab"]).bad_token_ids]
+    assert [ord("a"), ord("b")] in [
+        list(ids) for ids in submitted(path, bad_words=["ab"]).bad_token_ids
+    ]
 
 
 @pytest.mark.conforms("completions.model", "chat.model", "tokenize.model", "detokenize.model")
@@ -101,7 +115,9 @@ def test_newer_name_of_the_limit() -> None:
     assert submitted("/v1/chat/completions", max_completion_tokens=12).max_tokens == 12
 
 
-@pytest.mark.conforms("completions.stop", "completions.include_stop_str_in_output", "completions.stream")
+@pytest.mark.conforms(
+    "completions.stop", "completions.include_stop_str_in_output", "completions.stream"
+)
 @pytest.mark.conforms("chat.stop", "chat.include_stop_str_in_output", "chat.stream")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
@@ -120,7 +136,9 @@ def test_stop_strings(path: str, stream: bool) -> None:
 @pytest.mark.parametrize("path", ROUTES)
 def test_choices(path: str) -> None:
     answer, link = call(saying("x"), path, n=3)
-    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2] and len(link.submitted) == 3
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2] and len(
+        link.submitted
+    ) == 3
 
 
 @pytest.mark.conforms("completions.skip_special_tokens", "chat.skip_special_tokens")
@@ -128,7 +146,10 @@ def test_choices(path: str) -> None:
 def test_special_tokens_in_the_text(server: Server, path: str) -> None:
     body = {**BODIES[path], "logit_bias": {"256": 100}, "ignore_eos": True, "max_tokens": 2}
     assert text_of(server.http.post(path, json=body)) == ""
-    assert text_of(server.http.post(path, json={**body, "skip_special_tokens": False})) == "<|end|>" * 2
+    assert (
+        text_of(server.http.post(path, json={**body, "skip_special_tokens": False}))
+        == "<|end|>" * 2
+    )
 
 
 class Wrapping(ByteTokenizer):
@@ -139,9 +160,12 @@ class Wrapping(ByteTokenizer):
         return [256, *ids, 256] if add_special_tokens else ids
 
 
-@pytest.mark.conforms("completions.add_special_tokens", "chat.add_special_tokens", "tokenize.add_special_tokens")
+@pytest.mark.conforms(
+    "completions.add_special_tokens", "chat.add_special_tokens", "tokenize.add_special_tokens"
+)
 @pytest.mark.parametrize(
-    ("path", "default"), [("/v1/completions", True), ("/v1/chat/completions", False), ("/tokenize", True)]
+    ("path", "default"),
+    [("/v1/completions", True), ("/v1/chat/completions", False), ("/tokenize", True)],
 )
 def test_special_tokens_around_the_prompt(path: str, default: bool) -> None:
     async def act(stage: Stage) -> list[bool]:
@@ -168,7 +192,9 @@ def vars_of(model: Any) -> dict[str, Any]:
 def test_truncation_keeps_the_end(path: str) -> None:
     _, link = call(saying("x"), path)
     whole = list(link.submitted[0].prompt_ids)
-    long = {"prompt": "a long prompt"} if path == ROUTES[0] else {"messages": [user("a long prompt")]}
+    long = (
+        {"prompt": "a long prompt"} if path == ROUTES[0] else {"messages": [user("a long prompt")]}
+    )
     _, link = call(saying("x"), path, truncate_prompt_tokens=4, **long)
     kept = list(link.submitted[0].prompt_ids)
     assert len(kept) == 4 and (path != ROUTES[0] or bytes(kept) == b"ompt") and len(whole) > 0
@@ -190,7 +216,9 @@ def test_ids_are_answered(path: str) -> None:
 def test_usage_in_streams(path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     for asked in ({}, {"include_usage": True}, options):
-        chunks = events(call(saying("ab"), path, stream=True, **({"stream_options": asked} if asked else {}))[0])
+        chunks = events(
+            call(saying("ab"), path, stream=True, **({"stream_options": asked} if asked else {}))[0]
+        )
         assert ("usage" in chunks[0]) == bool(asked)
         assert (chunks[-1]["choices"] == []) == bool(asked)
         assert bool(chunks[0].get("usage")) == ("continuous_usage_stats" in asked)
@@ -202,10 +230,15 @@ def test_callers_name_of_the_call(path: str) -> None:
     assert call(saying("x"), path, request_id="mine-1")[0].json()["id"].endswith("-mine-1")
 
 
-@pytest.mark.conforms("completions.timeout", "completions.queue_timeout", "chat.timeout", "chat.queue_timeout")
+@pytest.mark.conforms(
+    "completions.timeout", "completions.queue_timeout", "chat.timeout", "chat.queue_timeout"
+)
 @pytest.mark.parametrize("path", ROUTES)
 def test_callers_deadlines(path: str) -> None:
-    for fields, status, code in (({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")):
+    for fields, status, code in (
+        ({"timeout": 0.1}, 408, "timeout"),
+        ({"queue_timeout": 0.1}, 503, "queue_timeout"),
+    ):
         answer, link = call(lambda submit: [], path, **fields)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert len(link.aborted) == 1
@@ -236,13 +269,17 @@ def test_structure_of_the_text(path: str) -> None:
     ):
         structured = submitted(path, **fields).structured
         assert (structured and structured.kind) == kind, fields
-        assert structured is None or structured.value.replace(" ", "") == str(value).replace(" ", ""), fields
+        assert structured is None or structured.value.replace(" ", "") == str(value).replace(
+            " ", ""
+        ), fields
 
 
 @pytest.mark.conforms("completions.prompt_logprobs", "chat.prompt_logprobs")
 @pytest.mark.parametrize("path", ROUTES)
 def test_scores_of_the_prompt(server: Server, path: str) -> None:
-    answer = server.http.post(path, json={**BODIES[path], "prompt_logprobs": 1, "return_token_ids": True}).json()
+    answer = server.http.post(
+        path, json={**BODIES[path], "prompt_logprobs": 1, "return_token_ids": True}
+    ).json()
     holder = answer if path == ROUTES[1] else answer["choices"][0]
     first, *scores = holder["prompt_logprobs"]
     assert first is None
@@ -250,8 +287,12 @@ def test_scores_of_the_prompt(server: Server, path: str) -> None:
         assert score[str(token_id)]["logprob"] <= 0 and 1 <= len(score) <= 2
 
 
-@pytest.mark.conforms("chat.chat_template_kwargs", "chat.add_generation_prompt", "chat.continue_final_message")
-@pytest.mark.conforms("tokenize.chat_template_kwargs", "tokenize.add_generation_prompt", "tokenize.messages")
+@pytest.mark.conforms(
+    "chat.chat_template_kwargs", "chat.add_generation_prompt", "chat.continue_final_message"
+)
+@pytest.mark.conforms(
+    "tokenize.chat_template_kwargs", "tokenize.add_generation_prompt", "tokenize.messages"
+)
 @pytest.mark.conforms("tokenize.continue_final_message", "tokenize.tools", "chat.messages")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_what_the_template_is_given(tmp_path: Path, path: str) -> None:
@@ -261,7 +302,9 @@ def test_what_the_template_is_given(tmp_path: Path, path: str) -> None:
         "{% endif %}|{{ add_generation_prompt }}",
         encoding="utf-8",
     )
-    config = ServerConfig(EngineConfig(model="m"), chat_template=str(template), tool_call_parser="hermes")
+    config = ServerConfig(
+        EngineConfig(model="m"), chat_template=str(template), tool_call_parser="hermes"
+    )
     tools = [{"type": "function", "function": {"name": "clock"}}]
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "|hi||True"),
@@ -275,7 +318,9 @@ def test_what_the_template_is_given(tmp_path: Path, path: str) -> None:
         found = []
         async with stage.http() as http:
             for fields, _ in cases:
-                answer = await http.post(path, json={"model": "m", "messages": [user("hi")], **fields})
+                answer = await http.post(
+                    path, json={"model": "m", "messages": [user("hi")], **fields}
+                )
                 assert answer.status_code == 200, answer.text
                 ids = answer.json().get("tokens") or stage.link.submitted[-1].prompt_ids
                 found.append(bytes(ids).decode())
@@ -284,21 +329,35 @@ def test_what_the_template_is_given(tmp_path: Path, path: str) -> None:
     assert on_stage(saying("x"), act, config, chats=True) == [text for _, text in cases]
 
 
-TABLES = {"/v1/completions": completion_parser, "/v1/chat/completions": chat_parser, "/tokenize": tokenize_parser}
+TABLES = {
+    "/v1/completions": completion_parser,
+    "/v1/chat/completions": chat_parser,
+    "/tokenize": tokenize_parser,
+}
 ODD: tuple[object, ...] = (17, "surely not", {"a": 1}, ["b"], True)
 
 
-@pytest.mark.conforms("completions.without effect", "chat.without effect", "tokenize.without effect")
-@pytest.mark.parametrize(("path", "name"), [(path, name) for path, parser in TABLES.items() for name in parser.unused])
+@pytest.mark.conforms(
+    "completions.without effect", "chat.without effect", "tokenize.without effect"
+)
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, name) for path, parser in TABLES.items() for name in parser.unused]
+)
 def test_taken_where_it_asks_for_nothing(server: Server, path: str, name: str) -> None:
     field = TABLES[path].unused[name]
-    body = BODIES[path] if name != "chat_template" or path != "/tokenize" else {"model": MODEL, "messages": [user("x")]}
+    body = (
+        BODIES[path]
+        if name != "chat_template" or path != "/tokenize"
+        else {"model": MODEL, "messages": [user("x")]}
+    )
     for value in (None, *field.values, *ODD):
         answer = server.http.post(path, json={**body, name: value})
         requests_nothing = field.takes(value)
         if requests_nothing or field.is_ignored:
             assert answer.status_code == 200, value
-            assert answer.headers.get("x-orca-ignored-fields") == (None if requests_nothing else name), value
+            assert answer.headers.get("x-orca-ignored-fields") == (
+                None if requests_nothing else name
+            ), value
         else:
             error = answer.json()["error"]
             assert (error["param"], error["code"]) == (name, "unsupported_parameter"), value

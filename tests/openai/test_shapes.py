@@ -42,7 +42,12 @@ def text_choice(index: int = 0, **fields: Any) -> Json:
 
 
 def completion(*choices: Json, **fields: Any) -> Json:
-    return {**FRAME, "object": "text_completion", "choices": list(choices or [text_choice()]), **fields}
+    return {
+        **FRAME,
+        "object": "text_completion",
+        "choices": list(choices or [text_choice()]),
+        **fields,
+    }
 
 
 def chat_choice(finish_reason: str = "stop", logprobs: Any = None, **message: Any) -> Json:
@@ -51,7 +56,12 @@ def chat_choice(finish_reason: str = "stop", logprobs: Any = None, **message: An
 
 
 def chat(*choices: Json) -> Json:
-    return {**FRAME, "object": "chat.completion", "choices": list(choices or [chat_choice()]), "usage": USAGE}
+    return {
+        **FRAME,
+        "object": "chat.completion",
+        "choices": list(choices or [chat_choice()]),
+        "usage": USAGE,
+    }
 
 
 def chunk(delta: Json, finish_reason: str | None = None, index: int = 0, **fields: Any) -> Json:
@@ -60,14 +70,20 @@ def chunk(delta: Json, finish_reason: str | None = None, index: int = 0, **field
 
 
 def sse(*events: Any) -> str:
-    return "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events)
+    return "".join(
+        f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events
+    )
 
 
 def check(path: str, request: Json, answer: Any, status: int = 200, **options: Any) -> None:
-    headers: Mapping[str, str] = options.pop("headers", STREAM if request.get("stream") and status == 200 else NAMED)
+    headers: Mapping[str, str] = options.pop(
+        "headers", STREAM if request.get("stream") and status == 200 else NAMED
+    )
     body = answer if isinstance(answer, str) else json.dumps(answer)
     method = "POST" if request else "GET"
-    check_response(method, path, json.dumps(request).encode(), status, headers, body.encode(), **options)
+    check_response(
+        method, path, json.dumps(request).encode(), status, headers, body.encode(), **options
+    )
 
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -81,15 +97,31 @@ CALLING = chat_choice("tool_calls", content=None, tool_calls=[CALL])
 
 WHOLE: dict[str, tuple[str, Json, Json]] = {
     "completion": (TEXT, PLAIN, completion(usage=USAGE)),
-    "batch": (TEXT, {**PLAIN, "prompt": [[1], [2]], "n": 2}, completion(*map(text_choice, range(4)), usage=USAGE)),
+    "batch": (
+        TEXT,
+        {**PLAIN, "prompt": [[1], [2]], "n": 2},
+        completion(*map(text_choice, range(4)), usage=USAGE),
+    ),
     "ids": (TEXT, {**PLAIN, "prompt": [1, 2]}, completion(usage=USAGE)),
-    "logprobs": (TEXT, {**PLAIN, "logprobs": 1}, completion(text_choice(logprobs=LOGPROBS), usage=USAGE)),
+    "logprobs": (
+        TEXT,
+        {**PLAIN, "logprobs": 1},
+        completion(text_choice(logprobs=LOGPROBS), usage=USAGE),
+    ),
     "limit": (TEXT, {**PLAIN, "max_tokens": 3}, completion(usage=USAGE)),
     "chat": (CHAT, TALK, chat()),
-    "chat logprobs": (CHAT, {**TALK, "logprobs": True, "top_logprobs": 1}, chat(chat_choice(logprobs=CHAT_LOGPROBS))),
+    "chat logprobs": (
+        CHAT,
+        {**TALK, "logprobs": True, "top_logprobs": 1},
+        chat(chat_choice(logprobs=CHAT_LOGPROBS)),
+    ),
     "tools": (CHAT, TOOL_TALK, chat(CALLING)),
     "required": (CHAT, {**TOOL_TALK, "tool_choice": "required"}, chat(CALLING)),
-    "json": (CHAT, {**TALK, "response_format": {"type": "json_object"}}, chat(chat_choice(content="{}"))),
+    "json": (
+        CHAT,
+        {**TALK, "response_format": {"type": "json_object"}},
+        chat(chat_choice(content="{}")),
+    ),
     "models": ("/v1/models", {}, {"object": "list", "data": [CARD]}),
     "model": ("/v1/models/toy", {}, CARD),
     "tokenize": ("/tokenize", {"prompt": "hi"}, {"count": 1, "max_model_len": 9, "tokens": [4]}),
@@ -163,7 +195,9 @@ def test_good_answer(name: str) -> None:
     check(*WHOLE[name])
 
 
-@pytest.mark.parametrize(("name", "change", "message"), BAD, ids=[f"{i}-{row[0]}" for i, row in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("name", "change", "message"), BAD, ids=[f"{i}-{row[0]}" for i, row in enumerate(BAD)]
+)
 def test_bad_answer(name: str, change: Change, message: str) -> None:
     path, request, answer = copy.deepcopy(WHOLE[name])
     change(answer)
@@ -188,13 +222,20 @@ def test_headers() -> None:
 
 GOOD_ERRORS: list[tuple[int, Json, Json]] = [
     (400, ERROR, {}),
-    (401, {"error": {**ERROR["error"], "type": "authentication_error"}}, {"www-authenticate": "Bearer"}),
+    (
+        401,
+        {"error": {**ERROR["error"], "type": "authentication_error"}},
+        {"www-authenticate": "Bearer"},
+    ),
     (429, ERROR, {"retry-after": "1"}),
     (500, FAILED, {}),
     (503, FAILED, {"retry-after": "1"}),
 ]
 BAD_ERRORS: list[tuple[int, Any, Json, str]] = [
-    *((400, {"error": {k: v for k, v in ERROR["error"].items() if k != gone}}, {}, gone) for gone in ERROR["error"]),
+    *(
+        (400, {"error": {k: v for k, v in ERROR["error"].items() if k != gone}}, {}, gone)
+        for gone in ERROR["error"]
+    ),
     (400, {"error": {**ERROR["error"], "code": 400}}, {}, "code"),
     (400, {"error": {**ERROR["error"], "message": ""}}, {}, "message"),
     (400, {"error": {**ERROR["error"], "status": 400}}, {}, "unknown field"),
@@ -212,7 +253,13 @@ BAD_ERRORS: list[tuple[int, Any, Json, str]] = [
 
 @pytest.mark.parametrize(("status", "answer", "headers"), GOOD_ERRORS)
 def test_good_error(status: int, answer: Json, headers: Json) -> None:
-    check(TEXT, PLAIN, answer, status, headers={"x-request-id": "r", "content-type": "application/json", **headers})
+    check(
+        TEXT,
+        PLAIN,
+        answer,
+        status,
+        headers={"x-request-id": "r", "content-type": "application/json", **headers},
+    )
 
 
 @pytest.mark.parametrize(("status", "answer", "headers", "message"), BAD_ERRORS)
@@ -232,7 +279,12 @@ ROLE = chunk({"role": "assistant", "content": ""})
 TEXT_STREAM = {**PLAIN, "stream": True}
 CHAT_STREAM = {**TALK, "stream": True}
 WITH_USAGE = {**CHAT_STREAM, "stream_options": {"include_usage": True}}
-NAMED_CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}}
+NAMED_CALL = {
+    "index": 0,
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "add", "arguments": ""},
+}
 MORE_CALL = {"index": 0, "function": {"arguments": "{}"}}
 LAST_USAGE = {**chunk({}), "choices": [], "usage": USAGE}
 PIECE = completion(text_choice(finish_reason=None))
@@ -244,15 +296,27 @@ LOGGED["choices"][0]["logprobs"] = CHAT_LOGPROBS
 GOOD_STREAMS: dict[str, tuple[str, Json, str]] = {
     "completion": (TEXT, TEXT_STREAM, sse(PIECE, completion(), "[DONE]")),
     "keep-alive": (TEXT, TEXT_STREAM, ": alive\n\n" + sse(PIECE, completion(), "[DONE]")),
-    "two": (TEXT, {**TEXT_STREAM, "n": 2}, sse(completion(text_choice(1)), PIECE, completion(), "[DONE]")),
+    "two": (
+        TEXT,
+        {**TEXT_STREAM, "n": 2},
+        sse(completion(text_choice(1)), PIECE, completion(), "[DONE]"),
+    ),
     "chat": (CHAT, CHAT_STREAM, sse(ROLE, WORD, END, "[DONE]")),
-    "usage": (CHAT, WITH_USAGE, sse(*({**c, "usage": None} for c in (ROLE, WORD, END)), LAST_USAGE, "[DONE]")),
+    "usage": (
+        CHAT,
+        WITH_USAGE,
+        sse(*({**c, "usage": None} for c in (ROLE, WORD, END)), LAST_USAGE, "[DONE]"),
+    ),
     "continuous": (
         CHAT,
         {**CHAT_STREAM, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         sse(*({**c, "usage": USAGE} for c in (ROLE, WORD, END)), LAST_USAGE, "[DONE]"),
     ),
-    "logprobs": (CHAT, {**CHAT_STREAM, "logprobs": True, "top_logprobs": 1}, sse(ROLE, LOGGED, END, "[DONE]")),
+    "logprobs": (
+        CHAT,
+        {**CHAT_STREAM, "logprobs": True, "top_logprobs": 1},
+        sse(ROLE, LOGGED, END, "[DONE]"),
+    ),
     "call": (
         CHAT,
         CALL_STREAM,
@@ -287,7 +351,12 @@ BAD_STREAMS: list[tuple[str, Json, str, str]] = [
     (TEXT, TEXT_STREAM, sse(FAILED, completion(), "[DONE]"), "after an error"),
     (TEXT, TEXT_STREAM, sse({"error": "no"}), "an error in a stream"),
     (CHAT, CHAT_STREAM, sse(WORD, END, "[DONE]"), "no role"),
-    (CHAT, CHAT_STREAM, sse(chunk({"role": "assistant", "content": "a"}), END, "[DONE]"), "not empty"),
+    (
+        CHAT,
+        CHAT_STREAM,
+        sse(chunk({"role": "assistant", "content": "a"}), END, "[DONE]"),
+        "not empty",
+    ),
     (CHAT, CHAT_STREAM, sse(ROLE, ROLE, END, "[DONE]"), "repeats the role"),
     (CHAT, CHAT_STREAM, sse(ROLE, WORD, "[DONE]"), "no finish_reason"),
     (CHAT, CHAT_STREAM, sse(ROLE, chunk({}, "abort"), "[DONE]"), "abort"),
@@ -296,23 +365,58 @@ BAD_STREAMS: list[tuple[str, Json, str, str]] = [
     (CHAT, CHAT_STREAM, sse(ROLE, END, LAST_USAGE, "[DONE]"), "nobody asked"),
     (CHAT, CHAT_STREAM, sse(ROLE, {**LAST_USAGE, "usage": None}, END, "[DONE]"), "nobody asked"),
     (CHAT, WITH_USAGE, sse(ROLE, END, LAST_USAGE, "[DONE]"), "into every chunk"),
-    (CHAT, WITH_USAGE, sse({**ROLE, "usage": None}, {**END, "usage": None}, "[DONE]"), "has choices"),
-    (CHAT, WITH_USAGE, sse({**ROLE, "usage": USAGE}, LAST_USAGE, "[DONE]"), "usage before the last"),
+    (
+        CHAT,
+        WITH_USAGE,
+        sse({**ROLE, "usage": None}, {**END, "usage": None}, "[DONE]"),
+        "has choices",
+    ),
+    (
+        CHAT,
+        WITH_USAGE,
+        sse({**ROLE, "usage": USAGE}, LAST_USAGE, "[DONE]"),
+        "usage before the last",
+    ),
     (CHAT, WITH_USAGE, sse({**LAST_USAGE, "usage": None}, LAST_USAGE, "[DONE]"), "not the last"),
-    (CHAT, CALL_STREAM, sse(ROLE, chunk({"tool_calls": [MORE_CALL]}), END, "[DONE]"), "no id or type"),
-    (CHAT, CALL_STREAM, sse(ROLE, chunk({"tool_calls": [{**NAMED_CALL, "index": 1}]}), END, "[DONE]"), "in order"),
-    (CHAT, CALL_STREAM, sse(ROLE, chunk({"tool_calls": [{**NAMED_CALL, "function": {}}]}), END, "[DONE]"), "no name"),
     (
         CHAT,
         CALL_STREAM,
-        sse(ROLE, chunk({"tool_calls": [NAMED_CALL]}), chunk({"tool_calls": [NAMED_CALL]}), END, "[DONE]"),
+        sse(ROLE, chunk({"tool_calls": [MORE_CALL]}), END, "[DONE]"),
+        "no id or type",
+    ),
+    (
+        CHAT,
+        CALL_STREAM,
+        sse(ROLE, chunk({"tool_calls": [{**NAMED_CALL, "index": 1}]}), END, "[DONE]"),
+        "in order",
+    ),
+    (
+        CHAT,
+        CALL_STREAM,
+        sse(ROLE, chunk({"tool_calls": [{**NAMED_CALL, "function": {}}]}), END, "[DONE]"),
+        "no name",
+    ),
+    (
+        CHAT,
+        CALL_STREAM,
+        sse(
+            ROLE,
+            chunk({"tool_calls": [NAMED_CALL]}),
+            chunk({"tool_calls": [NAMED_CALL]}),
+            END,
+            "[DONE]",
+        ),
         "name comes twice",
     ),
     (
         CHAT,
         CALL_STREAM,
         sse(
-            ROLE, chunk({"tool_calls": [NAMED_CALL]}), chunk({"tool_calls": [{**MORE_CALL, "id": "2"}]}), END, "[DONE]"
+            ROLE,
+            chunk({"tool_calls": [NAMED_CALL]}),
+            chunk({"tool_calls": [{**MORE_CALL, "id": "2"}]}),
+            END,
+            "[DONE]",
         ),
         "id changes",
     ),
@@ -325,7 +429,9 @@ def test_good_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "request_", "body", "message"), BAD_STREAMS, ids=[f"{i}-{row[3]}" for i, row in enumerate(BAD_STREAMS)]
+    ("path", "request_", "body", "message"),
+    BAD_STREAMS,
+    ids=[f"{i}-{row[3]}" for i, row in enumerate(BAD_STREAMS)],
 )
 def test_bad_stream(path: str, request_: Json, body: str, message: str) -> None:
     with pytest.raises(ShapeError, match=message):

@@ -9,13 +9,13 @@ import httpx
 import msgspec
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser
-from orca_jax.openai.schema.nested import NESTED
-from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.schema import PARSERS, chat_parser, completion_parser
+from orca_jax.serve.openai.schema.nested import NESTED
+from orca_jax.serve.openai.schema.parse import BodyParser
+from orca_jax.serve.openai.schema.tolerant import NOTHING_IGNORED, Ignored
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.serve.played import Stage, call, chat, on_stage, saying, user
 
 HEADER = "x-orca-ignored-fields"
@@ -34,7 +34,9 @@ TOOL_CALL = {"id": "c1", "type": "function", "function": FUNCTION}
 
 
 def parse_chat(*messages: dict[str, Any], **fields: Any) -> tuple[Any, Ignored]:
-    return chat_parser.parse(json.dumps({"messages": [*messages] or [user("x")], **fields}).encode())
+    return chat_parser.parse(
+        json.dumps({"messages": [*messages] or [user("x")], **fields}).encode()
+    )
 
 
 def counted(stage: Stage) -> dict[str, int]:
@@ -53,21 +55,36 @@ def test_a_message_that_litellm_sends_back() -> None:
 
 
 def test_ignored_fields_are_named_and_counted_once_per_call() -> None:
-    fields: dict[str, Any] = {"store": True, "verbosity": "low", "metadata": {"a": 1}, "prompt_cache_key": "k"}
-    messages = [{**FROM_LITELLM, "id": f"m{number}", "reasoning_details": []} for number in range(3)]
+    fields: dict[str, Any] = {
+        "store": True,
+        "verbosity": "low",
+        "metadata": {"a": 1},
+        "prompt_cache_key": "k",
+    }
+    messages = [
+        {**FROM_LITELLM, "id": f"m{number}", "reasoning_details": []} for number in range(3)
+    ]
 
     async def act(stage: Stage) -> tuple[list[httpx.Response], dict[str, int]]:
         body = {"model": "m", "messages": [*messages, user("x")], **fields}
         async with stage.http() as http:
             answers = [
-                await http.post("/v1/chat/completions", json={**body, "stream": stream}) for stream in (False, True)
+                await http.post("/v1/chat/completions", json={**body, "stream": stream})
+                for stream in (False, True)
             ]
             plain = await http.post("/v1/chat/completions", json={"messages": [user("x")]})
         return [*answers, plain], counted(stage)
 
     (whole, stream, plain), counts = on_stage(saying("x"), act, chats=True)
-    named = {*fields, "messages.id", "messages.reasoning_details", "messages.provider_specific_fields"}
-    assert set(whole.headers[HEADER].split(", ")) == set(stream.headers[HEADER].split(", ")) == named
+    named = {
+        *fields,
+        "messages.id",
+        "messages.reasoning_details",
+        "messages.provider_specific_fields",
+    }
+    assert (
+        set(whole.headers[HEADER].split(", ")) == set(stream.headers[HEADER].split(", ")) == named
+    )
     assert counts == dict.fromkeys(named, 2) and HEADER not in plain.headers
 
 
@@ -79,14 +96,26 @@ def test_completions_ignore_fields_too() -> None:
 @pytest.mark.parametrize(
     ("message", "names"),
     [
-        ({"role": "user", "content": "x", "id": "m1", "cache_control": {"type": "ephemeral"}}, "id cache_control"),
-        ({"role": "assistant", "content": "x", "refusal": "no", "annotations": [1]}, "refusal annotations"),
+        (
+            {"role": "user", "content": "x", "id": "m1", "cache_control": {"type": "ephemeral"}},
+            "id cache_control",
+        ),
+        (
+            {"role": "assistant", "content": "x", "refusal": "no", "annotations": [1]},
+            "refusal annotations",
+        ),
         ({"role": "assistant", "content": "x", "annotations": [], "parsed": None}, ""),
         ({"role": "tool", "content": "x", "tool_call_id": "c1", "artifact": {"a": 1}}, "artifact"),
-        ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}, "content.cache_control"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
+            "content.cache_control",
+        ),
         ({"role": "assistant", "tool_calls": [{**TOOL_CALL, "index": 0}]}, "tool_calls.index"),
         (
-            {"role": "assistant", "tool_calls": [{**TOOL_CALL, "function": {**FUNCTION, "parsed_arguments": {}}}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{**TOOL_CALL, "function": {**FUNCTION, "parsed_arguments": {}}}],
+            },
             "tool_calls.function.parsed_arguments",
         ),
     ],
@@ -98,23 +127,58 @@ def test_extra_keys_of_messages(message: dict[str, Any], names: str) -> None:
 
 
 def test_extra_keys_at_every_level() -> None:
-    tool = {"type": "function", "strict": True, "function": {"name": "f", "cache_control": {}, "parameters": None}}
-    response_format = {"type": "json_schema", "strict": True, "json_schema": {"schema": {}, "name": None}}
+    tool = {
+        "type": "function",
+        "strict": True,
+        "function": {"name": "f", "cache_control": {}, "parameters": None},
+    }
+    response_format = {
+        "type": "json_schema",
+        "strict": True,
+        "json_schema": {"schema": {}, "name": None},
+    }
     _, ignored = parse_chat(tools=[tool, tool], response_format=response_format)
-    assert ignored.known == ("tools.strict", "tools.function.cache_control", "response_format.strict")
+    assert ignored.known == (
+        "tools.strict",
+        "tools.function.cache_control",
+        "response_format.strict",
+    )
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {name: None for name in (*chat_parser.kind.__struct_fields__, *chat_parser.unused) if name != "messages"},
+        {
+            name: None
+            for name in (*chat_parser.kind.__struct_fields__, *chat_parser.unused)
+            if name != "messages"
+        },
         {"no such field": None},
         {"stream": True, "stream_options": {"include_usage": None, "no such field": None}},
-        {"tools": [{"type": "function", "function": {"name": "f", "no such field": None}, "no such field": None}]},
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "no such field": None},
+                    "no such field": None,
+                }
+            ]
+        },
         {"response_format": {"type": "json_object", "json_schema": None}},
         {"messages": [{"role": "user", "content": "x", "no such field": None, "name": None}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{**TOOL_CALL, "type": None, "no such field": None}]}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "no such field": None}]}]},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**TOOL_CALL, "type": None, "no such field": None}],
+                }
+            ]
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x", "no such field": None}]}
+            ]
+        },
     ],
 )
 def test_null_is_not_given_at_every_level(body: dict[str, Any]) -> None:
@@ -146,7 +210,10 @@ def test_the_rest_is_refused_or_ignored_by_flag(body: dict[str, Any], param: str
         with pytest.raises(ApiError, match="must be"):
             chat_parser.parse(text, ignores_unknown=True)
     else:
-        assert refused.value.code == "unknown_parameter" and "--unknown-fields ignore" in refused.value.message
+        assert (
+            refused.value.code == "unknown_parameter"
+            and "--unknown-fields ignore" in refused.value.message
+        )
         _, ignored = chat_parser.parse(text, ignores_unknown=True)
         assert ignored.unknown == (re.sub(r"\[\d\]", "", param),)
 
@@ -179,7 +246,8 @@ BY_MEANING: list[tuple[dict[str, Any], str, object]] = [
 
 
 @pytest.mark.parametrize(
-    ("parser", "body"), [(chat_parser, {"messages": [user("x")]}), (completion_parser, {"prompt": "x"})]
+    ("parser", "body"),
+    [(chat_parser, {"messages": [user("x")]}), (completion_parser, {"prompt": "x"})],
 )
 @pytest.mark.parametrize(("fields", "name", "value"), BY_MEANING)
 def test_values_are_taken_by_their_meaning(
@@ -223,12 +291,18 @@ def test_formats_without_a_name_or_with_a_schema_of_their_own() -> None:
     schema = {"properties": {"a": {"type": "integer"}}}
     formats: list[dict[str, Any]] = [
         {"type": "json_schema", "json_schema": {"schema": schema}},
-        {"type": "json_schema", "json_schema": {"schema": schema, "name": "any name", "description": "d"}},
+        {
+            "type": "json_schema",
+            "json_schema": {"schema": schema, "name": "any name", "description": "d"},
+        },
         {"type": "json_object", "schema": schema},
     ]
     for one in formats:
         structured = chat(saying("{}"), response_format=one)[1].submitted[0].params.structured
-        assert structured is not None and json.loads(structured.value)["properties"] == schema["properties"], one
+        assert (
+            structured is not None
+            and json.loads(structured.value)["properties"] == schema["properties"]
+        ), one
 
 
 def tool(name: str) -> dict[str, Any]:
@@ -238,15 +312,24 @@ def tool(name: str) -> dict[str, Any]:
 @pytest.mark.conforms("chat.tool_choice", "chat.tools")
 def test_allowed_tools_and_names_with_dots() -> None:
     tools = [tool("fs.read"), tool("fs.write"), tool("clock")]
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("fs.read")]}}
-    answer, link = chat(saying('[{"name": "fs.read", "arguments": {}}]'), tools=tools, tool_choice=choice)
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [tool("fs.read")]},
+    }
+    answer, link = chat(
+        saying('[{"name": "fs.read", "arguments": {}}]'), tools=tools, tool_choice=choice
+    )
     (made,) = answer.json()["choices"][0]["message"]["tool_calls"]
     assert made["function"]["name"] == "fs.read"
     structured = link.submitted[0].params.structured
-    assert structured is not None and "fs.read" in structured.value and "clock" not in structured.value
+    assert (
+        structured is not None and "fs.read" in structured.value and "clock" not in structured.value
+    )
     assert b"clock" not in bytes(link.submitted[0].prompt_ids), "the model sees no other tools"
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("clock")]}}
-    assert chat(saying("x"), tools=tools, tool_choice=choice)[1].submitted[0].params.structured is None
+    assert (
+        chat(saying("x"), tools=tools, tool_choice=choice)[1].submitted[0].params.structured is None
+    )
     _, link = chat(saying('[{"name": "clock", "arguments": {}}]'), tools=tools, tool_choice="any")
     assert link.submitted[0].params.structured is not None
 
@@ -258,8 +341,13 @@ def test_fields_for_the_template_are_read_by_it_or_ignored(tmp_path: Path) -> No
     config = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
     fields: dict[str, Any] = {"reasoning_effort": "high", "enable_thinking": False}
     answer, link = chat(saying("x"), config, **fields)
-    assert bytes(link.submitted[0].prompt_ids) == b"high|x" and answer.headers[HEADER] == "enable_thinking"
-    answer, link = chat(saying("x"), config, **fields, chat_template_kwargs={"reasoning_effort": "low"})
+    assert (
+        bytes(link.submitted[0].prompt_ids) == b"high|x"
+        and answer.headers[HEADER] == "enable_thinking"
+    )
+    answer, link = chat(
+        saying("x"), config, **fields, chat_template_kwargs={"reasoning_effort": "low"}
+    )
     assert bytes(link.submitted[0].prompt_ids) == b"low|x", "the more direct field wins"
     answer, _ = chat(saying("x"), **fields)
     assert answer.headers[HEADER] == "reasoning_effort, enable_thinking"

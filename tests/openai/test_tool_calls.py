@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
-from tests.openai.chats import CALL, HERMES, MISTRAL, TOOLS, checked, deltas, error_of, message_of, only
+from orca_jax.values.config import EngineConfig
+from tests.openai.chats import (
+    CALL,
+    HERMES,
+    MISTRAL,
+    TOOLS,
+    checked,
+    deltas,
+    error_of,
+    message_of,
+    only,
+)
 from tests.serve.played import chat, events, saying
 
 NAMED = {"type": "function", "function": {"name": "weather"}}
@@ -17,9 +27,14 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 @pytest.mark.conforms("chat.tools", "chat.tool_choice")
 def test_calls_of_the_models_own_accord() -> None:
     text = f"Let me see. {CALL}"
-    answer, link = chat(saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS)
+    answer, link = chat(
+        saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS
+    )
     message = message_of(answer)
-    assert message["content"] == "Let me see. " and answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert (
+        message["content"] == "Let me see. "
+        and answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+    )
     assert [call["function"] for call in message["tool_calls"]] == [
         {"name": "weather", "arguments": '{"city": "Oslo"}'}
     ]
@@ -33,14 +48,18 @@ def test_calls_without_a_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         answer, _ = chat(saying(CALL), tools=TOOLS)
     assert message_of(answer)["tool_calls"][0]["function"]["name"] == "weather"
     assert "read as hermes" in caplog.text and "--tool-call-parser" in caplog.text
-    assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), "the flag wins"
+    assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), (
+        "the flag wins"
+    )
     template = tmp_path / "template.jinja"
     template.write_text("{{ tools | tojson }}{{ messages[0].content }}", encoding="utf-8")
     unknown = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
     for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": only("weather")}):
         error = error_of(chat(saying(CALL), unknown, tools=TOOLS, **fields)[0])
         assert error["param"] == "tool_choice" and "--tool-call-parser" in error["message"]
-    forced, _ = chat(saying('[{"name": "clock", "arguments": {}}]'), unknown, tools=TOOLS, tool_choice="required")
+    forced, _ = chat(
+        saying('[{"name": "clock", "arguments": {}}]'), unknown, tools=TOOLS, tool_choice="required"
+    )
     assert message_of(forced)["tool_calls"]
 
 
@@ -50,7 +69,11 @@ def test_ids_of_calls_suit_the_template() -> None:
     text = '[{"name": "clock", "arguments": {}}]'
     for config, size in ((MISTRAL, 9), (HERMES, 29)):
         (call,) = message_of(chat(saying(text), config, **forced)[0])["tool_calls"]
-        assert len(call["id"]) == size and call["id"].isascii() and call["id"].replace("_", "").isalnum()
+        assert (
+            len(call["id"]) == size
+            and call["id"].isascii()
+            and call["id"].replace("_", "").isalnum()
+        )
 
 
 def test_streamed_calls() -> None:
@@ -74,7 +97,11 @@ def test_one_call_where_one_was_asked_for() -> None:
 
 
 def test_what_looks_like_a_call_and_is_none_is_text() -> None:
-    for text in ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', "<tool_call>{", "2 < 3"):
+    for text in (
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        "<tool_call>{",
+        "2 < 3",
+    ):
         answer, _ = chat(saying(text), HERMES, tools=TOOLS)
         assert message_of(answer) == {"role": "assistant", "content": text, "refusal": None}
         assert answer.json()["choices"][0]["finish_reason"] == "stop"
@@ -90,7 +117,14 @@ def test_arguments_go_out_in_pieces_once_the_name_is_known(choice: str) -> None:
     required = '[{"name": "weather", "arguments": {"city": "Oslo"'
     text = CALL.removesuffix("}}</tool_call>") if choice == "auto" else required
     pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
-    streamed, _ = chat(saying(*pieces, " ?", "END"), HERMES, tools=TOOLS, tool_choice=choice, stream=True, stop="END")
+    streamed, _ = chat(
+        saying(*pieces, " ?", "END"),
+        HERMES,
+        tools=TOOLS,
+        tool_choice=choice,
+        stream=True,
+        stop="END",
+    )
     calls = [call["function"] for delta in deltas(streamed) for call in delta.get("tool_calls", ())]
     assert calls[0]["name"] == "weather" and len(calls) > 4
     assert "".join(call["arguments"] for call in calls).startswith('{"city": "Oslo"')
@@ -106,13 +140,17 @@ def test_arguments_go_out_in_pieces_once_the_name_is_known(choice: str) -> None:
 def test_tools_are_no_calls_unless_wanted() -> None:
     answer, link = chat(saying(CALL), HERMES, tools=TOOLS, tool_choice="none")
     assert message_of(answer)["content"] == CALL
-    assert link.submitted[0].params.structured is None and b"weather" not in bytes(link.submitted[0].prompt_ids)
+    assert link.submitted[0].params.structured is None and b"weather" not in bytes(
+        link.submitted[0].prompt_ids
+    )
 
 
 @pytest.mark.conforms("chat.tool_choice", "chat.parallel_tool_calls")
 def test_forced_calls_are_a_schema() -> None:
     text = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
-    answer, link = chat(saying(text), tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    answer, link = chat(
+        saying(text), tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
     assert message_of(answer)["content"] is None
     structured = link.submitted[0].params.structured
     assert structured is not None and structured.kind == "json_schema"
@@ -121,12 +159,19 @@ def test_forced_calls_are_a_schema() -> None:
 
 def test_arguments_of_a_named_call_go_out_as_they_come() -> None:
     named = {"type": "function", "function": {"name": "weather"}}
-    answer, link = chat(saying('{"city"', ': "Ro', 'me"}'), tools=TOOLS, tool_choice=named, stream=True)
+    answer, link = chat(
+        saying('{"city"', ': "Ro', 'me"}'), tools=TOOLS, tool_choice=named, stream=True
+    )
     (*_, last) = events(checked(answer))
-    assert last["choices"][0]["finish_reason"] == "tool_calls" and link.submitted[0].params.structured is not None
+    assert (
+        last["choices"][0]["finish_reason"] == "tool_calls"
+        and link.submitted[0].params.structured is not None
+    )
     calls = [call for delta in deltas(answer) for call in delta.get("tool_calls", ())]
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
-    assert calls[0]["function"]["name"] == "weather" and all("name" not in call["function"] for call in calls[1:])
+    assert calls[0]["function"]["name"] == "weather" and all(
+        "name" not in call["function"] for call in calls[1:]
+    )
     assert not any(delta.get("content") for delta in deltas(answer))
     whole = message_of(chat(saying('{"city": "Rome"}'), tools=TOOLS, tool_choice=named)[0])
     assert whole["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
@@ -141,7 +186,9 @@ CUT: list[tuple[Any, str, str]] = [
 
 @pytest.mark.conforms("chat.tool_choice")
 @pytest.mark.parametrize(("choice", "text", "arguments"), CUT)
-def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: Any, text: str, arguments: str) -> None:
+def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(
+    choice: Any, text: str, arguments: str
+) -> None:
     """At the limit of tokens, the arguments are as far as they got, and the reason says so."""
     fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice}
     answer, _ = chat(saying(text, reason="length"), **fields)
@@ -150,16 +197,26 @@ def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: A
     stream, _ = chat(saying(text[:9], text[9:], reason="length"), **fields, stream=True)
     assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
     assert not any(delta.get("content") for delta in deltas(stream))
-    streamed = [call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())]
+    streamed = [
+        call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())
+    ]
     (whole,) = message["tool_calls"]
     assert whole["function"] == {"name": "weather", "arguments": arguments}
     again = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "go on"}]
-    assert chat(saying("x"), messages=again, **fields)[0].status_code == 200, "a client may send it back"
-    assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
+    assert chat(saying("x"), messages=again, **fields)[0].status_code == 200, (
+        "a client may send it back"
+    )
+    assert (
+        streamed[0]["name"] == "weather"
+        and "".join(part["arguments"] for part in streamed) == arguments
+    )
 
 
 def test_a_forced_call_cut_by_a_stop_string_is_a_call() -> None:
     answer, _ = chat(saying('{"city": "Ro', 'me"}'), tools=TOOLS, tool_choice=NAMED, stop="me")
     (choice,) = answer.json()["choices"]
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ro'}
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": '{"city": "Ro',
+    }
     assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.request import MAX_PRIORITY, Urgency
 from orca_jax.serve.openapi import openapi_document
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import MAX_PRIORITY, Urgency
 from tests.openai.test_bad_input import check_error
 from tests.serve.played import Stage, call, on_stage, saying
 from tests.serve.running import Server, running, wait_until
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
+READING = ServerConfig(EngineConfig(model="m", scheduler="tests.policy.turns:Reading"))
 BY_PRIORITY = EngineConfig(model="m", scheduler="chunked", scheduling_policy="priority")
 
 
@@ -73,23 +74,57 @@ def test_with_keys_the_key_is_the_tenant_whatever_the_user_says() -> None:
             for key, user in asked:
                 body = {"model": "m", "prompt": "x", "user": user}
                 headers = {"authorization": f"Bearer {key}"}
-                assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+                assert (
+                    await http.post("/v1/completions", json=body, headers=headers)
+                ).status_code == 200
         return [submit.urgency.tenant for submit in stage.link.submitted]
 
-    one, same, other, same_other = on_stage(saying("x"), act, ServerConfig(EngineConfig(model="m"), api_key=keys))
+    one, same, other, same_other = on_stage(
+        saying("x"), act, ServerConfig(EngineConfig(model="m"), api_key=keys)
+    )
     assert one == same != other == same_other
-    assert not any(key in tenant for key in keys for tenant in (one, other)), "what is told and logged is no secret"
+    assert not any(key in tenant for key in keys for tenant in (one, other)), (
+        "what is told and logged is no secret"
+    )
 
 
 @pytest.mark.conforms("completions.vllm_xargs", "chat.vllm_xargs")
 @pytest.mark.parametrize("path", PATHS)
 def test_hints_reach_the_scheduler(path: str) -> None:
     hints = {"program": "agent-7", "weight": 2, "ttft": 0.5, "tpot": 0.1}
-    assert told(path, vllm_xargs=hints) == Urgency(program="agent-7", weight=2.0, ttft=0.5, tpot=0.1)
-    assert told(path, vllm_xargs=None) == told(path, vllm_xargs={}) == Urgency()
+    assert told(path, READING, vllm_xargs=hints) == Urgency(
+        program="agent-7", weight=2.0, ttft=0.5, tpot=0.1
+    )
+    for nothing in (None, {}, {"program": "", "weight": 1, "ttft": None}):
+        assert told(path, vllm_xargs=nothing) == Urgency()
     for wrong in ({"weight": 0}, {"ttft": -1}, {"program": 3}, {"other": 1}, []):
         answer, link = call(saying("x"), path, vllm_xargs=wrong)
-        assert str(check_error(answer, 400)["param"]).startswith("vllm_xargs") and not link.submitted, wrong
+        assert (
+            str(check_error(answer, 400)["param"]).startswith("vllm_xargs") and not link.submitted
+        ), wrong
+
+
+@pytest.mark.conforms("completions.vllm_xargs", "chat.vllm_xargs")
+@pytest.mark.parametrize("path", PATHS)
+def test_what_nothing_reads_is_refused_by_name(path: str) -> None:
+    """The class decides: one that reads the priority gets it, and one that names a hint gets no other one."""
+    program = EngineConfig(model="m", scheduling_policy="tests.policy.turns:ByProgram")
+    assert told(path, READING, priority=3).priority == 3
+    assert told(path, ServerConfig(program), vllm_xargs={"program": "p"}).program == "p"
+    untold = EngineConfig(model="m", scheduling_policy="tests.policy.turns:ByTenant")
+    hints = {"program": "p", "weight": 2, "ttft": 0.5, "tpot": 0.1}
+    assert told(path, ServerConfig(untold), priority=3, vllm_xargs=hints).ttft == 0.5
+    for name, value in hints.items():
+        for engine in (BY_PRIORITY, program):
+            if engine is program and name == "program":
+                continue
+            answer, link = call(saying("x"), path, ServerConfig(engine), vllm_xargs={name: value})
+            error = check_error(answer, 400)
+            found = error["param"], error["code"]
+            assert found == (f"vllm_xargs.{name}", "unsupported_parameter"), name
+            assert not link.submitted
+    answer, _ = call(saying("x"), path, ServerConfig(program), priority=1)
+    assert check_error(answer, 400)["param"] == "priority"
 
 
 @pytest.mark.conforms("completions.timeout", "chat.timeout")
@@ -98,7 +133,9 @@ def test_the_deadline_is_the_stricter_of_the_calls_and_the_servers(path: str) ->
     limited = ServerConfig(EngineConfig(model="m"), request_timeout=60.0)
     assert told(path).deadline is None
     assert told(path, timeout=5).deadline == 5
-    assert [told(path, limited, **fields).deadline for fields in ({}, {"timeout": 5}, {"timeout": 90})] == [60, 5, 60]
+    assert [
+        told(path, limited, **fields).deadline for fields in ({}, {"timeout": 5}, {"timeout": 90})
+    ] == [60, 5, 60]
 
 
 def test_the_urgent_one_is_served_first() -> None:
@@ -106,7 +143,10 @@ def test_the_urgent_one_is_served_first() -> None:
     ended: list[str] = []
 
     def ask(server: Server, name: str, priority: int) -> None:
-        assert server.complete("x", max_tokens=300, ignore_eos=True, priority=priority).status_code == 200
+        assert (
+            server.complete("x", max_tokens=300, ignore_eos=True, priority=priority).status_code
+            == 200
+        )
         ended.append(name)
 
     flags = ("--scheduler", "chunked", "--scheduling-policy", "priority", "--max-num-seqs", "1")
@@ -114,10 +154,14 @@ def test_the_urgent_one_is_served_first() -> None:
         with server.stream("long", max_tokens=8000, ignore_eos=True) as events:
             next(events)
             threads = []
-            for number, (name, priority) in enumerate((("usual", 0), ("patient", 5), ("urgent", -5)), start=1):
+            for number, (name, priority) in enumerate(
+                (("usual", 0), ("patient", 5), ("urgent", -5)), start=1
+            ):
                 threads.append(threading.Thread(target=ask, args=(server, name, priority)))
                 threads[-1].start()
-                wait_until(lambda number=number: ended or server.health().json()["waiting"] == number)
+                wait_until(
+                    lambda number=number: ended or server.health().json()["waiting"] == number
+                )
                 assert not ended, "the long one was too short"
         for thread in threads:
             thread.join()

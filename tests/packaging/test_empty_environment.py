@@ -37,7 +37,13 @@ class Environment:
     def run(self, home: Path, *command: str | Path) -> str:
         """Standard output of a command, in its home."""
         done = subprocess.run(
-            command, cwd=home, env=self.variables(home), capture_output=True, text=True, check=False, timeout=600
+            command,
+            cwd=home,
+            env=self.variables(home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -54,7 +60,9 @@ def test_the_command_and_its_subcommands(environment: Environment, tmp_path: Pat
     assert all(name in shown for name in SUBCOMMANDS)
     assert environment.run(tmp_path, "orca-jax", "--version") == "orca-jax 0.1.0\n"
     for name in SUBCOMMANDS:
-        assert environment.run(tmp_path, "orca-jax", name, "--help").startswith(f"usage: orca-jax {name}")
+        assert environment.run(tmp_path, "orca-jax", name, "--help").startswith(
+            f"usage: orca-jax {name}"
+        )
     assert "max-num-seqs" in environment.run(tmp_path, "orca-jax", "completion", "bash")
 
 
@@ -72,9 +80,14 @@ def test_what_is_installed(environment: Environment, tmp_path: Path) -> None:
 @needs_library
 def test_it_has_the_library_in_c(environment: Environment, tmp_path: Path) -> None:
     """Without a compiler on the path, for the platform that the name of the wheel has."""
-    assert [file.stat().st_size < 8_000_000 for file in environment.folder.glob("*-manylinux_2_*_x86_64.whl")] == [True]
+    assert [
+        file.stat().st_size < 8_000_000
+        for file in environment.folder.glob("*-manylinux_2_*_x86_64.whl")
+    ] == [True]
     program = "from orca_jax.kernels.native import load_library; print(load_library(None).name)"
-    done = environment.run(tmp_path, "env", f"PATH={environment.bin}", environment.bin / "python", "-c", program)
+    done = environment.run(
+        tmp_path, "env", f"PATH={environment.bin}", environment.bin / "python", "-c", program
+    )
     assert done.endswith("-built\n")
 
 
@@ -87,11 +100,22 @@ def test_it_generates_with_the_demo(environment: Environment, tmp_path: Path) ->
 
 @needs_demo
 def test_it_converts_and_generates_the_same(environment: Environment, tmp_path: Path) -> None:
-    convert = ["orca-jax", "convert", "--model", "demo", "--output", "mine", "--quantization", "int8"]
+    convert = [
+        "orca-jax",
+        "convert",
+        "--model",
+        "demo",
+        "--output",
+        "mine",
+        "--quantization",
+        "int8",
+    ]
     assert "try: orca-jax serve --model mine" in environment.run(tmp_path, *convert)
     generate = ["orca-jax", "generate", "The sea was", "--max-tokens", "12", "--temperature", "0"]
     converted = environment.run(tmp_path, *generate, "--model", "mine")
-    assert converted == environment.run(tmp_path, *generate, "--model", "demo", "--quantization", "int8")
+    assert converted == environment.run(
+        tmp_path, *generate, "--model", "demo", "--quantization", "int8"
+    )
 
 
 def test_it_serves_the_page_and_completions(
@@ -99,12 +123,18 @@ def test_it_serves_the_page_and_completions(
 ) -> None:
     command = ["orca-jax", "serve", "--model", "preset:toy", "--port", "0"]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment.variables(tmp_path), stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment.variables(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         stop: Callable[[], None] = server.terminate
         request.addfinalizer(stop)
         assert server.stdout is not None
-        url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        url = next(
+            word for line in server.stdout for word in line.split() if word.startswith("http://")
+        )
         page = httpx.get(url)
         assert page.status_code == 200 and "<html" in page.text
         body = {"model": "preset:toy", "prompt": "hi", "max_tokens": 3}
@@ -114,7 +144,9 @@ def test_it_serves_the_page_and_completions(
 
 
 @needs_demo
-def test_the_notebook_runs(environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in environment.variables(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
-from orca_jax.plan import compiled
-from orca_jax.plan.__main__ import main
-from orca_jax.plan.accelerators import parse_devices
-from orca_jax.plan.compiled import compiled_memory, topology_of
-from orca_jax.plan.memory import Capacity, Demand, Split, fit
+from orca_jax.tools.plan import compiled
+from orca_jax.tools.plan.__main__ import main
+from orca_jax.tools.plan.accelerators import parse_devices
+from orca_jax.tools.plan.compiled import compiled_memory, topology_of
+from orca_jax.tools.plan.memory import Capacity, Demand, Split, fit
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError, OrcaError
 from tests.aot.compilers import FOLDER, skip_without
 
 DEMAND = Demand("bfloat16", "bfloat16", 0.9, max_num_seqs=8, max_model_len=256)

@@ -69,7 +69,9 @@ def measure(model: str) -> dict[str, Any]:
     def median(rows: list[dict[str, float]], name: str) -> float:
         return round(statistics.median(row[name] for row in rows), 3)
 
-    ratios = [two["tokens_per_s"] / one["tokens_per_s"] for one, two in zip(alone, watched, strict=True)]
+    ratios = [
+        two["tokens_per_s"] / one["tokens_per_s"] for one, two in zip(alone, watched, strict=True)
+    ]
     return {
         "model": model,
         "requests": len(REQUESTS),

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from orca_jax.playground.page import page_routes
+from orca_jax.serve.playground.page import page_routes
 from tests.timeline.browser import chromium
 
 TOKENS, RATE, PART = 5000, 200, 1000
@@ -39,9 +39,13 @@ def text_of(number: int) -> str:
     """A token of Markdown: paragraphs of 60 words with bold ones, lists of 20, and blocks of code of 40 lines."""
     word, place = f"w{number}", number % 300
     if place < 120:
-        return f"{word}.\n\n" if place % 60 == 59 else f"**{word}** " if place % 7 == 3 else f"{word} "
+        return (
+            f"{word}.\n\n" if place % 60 == 59 else f"**{word}** " if place % 7 == 3 else f"{word} "
+        )
     if place < 180:
-        return f"\n\n1. {word}" if place == 120 else f"\n1. {word}" if place % 3 == 0 else f" {word}"
+        return (
+            f"\n\n1. {word}" if place == 120 else f"\n1. {word}" if place % 3 == 0 else f" {word}"
+        )
     if place == 180:
         return f"\n\n```python\n{word}"
     return f" {word}\n```\n\n" if place == 299 else f"\n{word}" if place % 3 == 0 else f" {word}"
@@ -108,7 +112,10 @@ def measure() -> dict[str, Any]:
         performance.send("Performance.enable")
         while not samples or samples[-1][2] < TOKENS - 1:
             page.wait_for_timeout(500)
-            found = {each["name"]: each["value"] for each in performance.send("Performance.getMetrics")["metrics"]}
+            found = {
+                each["name"]: each["value"]
+                for each in performance.send("Performance.getMetrics")["metrics"]
+            }
             shown = page.evaluate("window.seen.at(-1)?.[1] ?? 0")
             samples.append((found["Timestamp"], found["TaskDuration"], shown))
         seen = page.evaluate("window.seen")

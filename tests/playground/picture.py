@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 QUESTIONS = ("How many days are in a week?", "Write a short list of three fruits.")
-FILES: dict[Literal["light", "dark"], str] = {"light": "playground.png", "dark": "playground-dark.png"}
+FILES: dict[Literal["light", "dark"], str] = {
+    "light": "playground.png",
+    "dark": "playground-dark.png",
+}
 WIDTH, HEIGHT, SCALE = 1240, 880, 1.5
 
 
@@ -32,12 +35,17 @@ def take_picture(browser: "Browser", server: Server, scheme: Literal["light", "d
     for number, question in enumerate(QUESTIONS):
         page.fill("#input", question)
         page.press("#input", "Enter")
-        page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for(timeout=60_000)
-        page.locator(".message:not(.user)").nth(number).locator(".stats", has_text="tokens/s").wait_for()
+        page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for(
+            timeout=60_000
+        )
+        page.locator(".message:not(.user)").nth(number).locator(
+            ".stats", has_text="tokens/s"
+        ).wait_for()
     send_burst(page)
     page.get_by_role("button", name="Tokens", exact=True).first.click()
     page.locator(".message:not(.user)").first.locator(".token").nth(2).click()
-    page.locator("#rows").hover(position={"x": 63, "y": 70})  # shows the merged batch of an early iteration
+    # shows the merged batch of an early iteration
+    page.locator("#rows").hover(position={"x": 63, "y": 70})
     picture = page.screenshot()
     context.close()
     return picture
@@ -46,7 +54,7 @@ def take_picture(browser: "Browser", server: Server, scheme: Literal["light", "d
 def send_burst(page: "Page") -> None:
     """Send a burst of 16 requests, and wait for its comparison."""
     page.click("#burst")
-    page.locator("#gain", has_text="sooner").wait_for(timeout=120_000)
+    page.locator("#gain", has_text="estimated").wait_for(timeout=120_000)
     page.locator("#burst:not(:disabled)").wait_for(timeout=120_000)
 
 
@@ -58,7 +66,8 @@ def main(model: str) -> None:
     with running(*flags, model=model) as server, chromium() as browser:
         for scheme, name in FILES.items():
             picture = Image.open(io.BytesIO(take_picture(browser, server, scheme)))
-            picture.convert("RGB").quantize(128).save(ROOT / "docs" / name, optimize=True)  # a third of the size
+            # a third of the size
+            picture.convert("RGB").quantize(128).save(ROOT / "docs" / name, optimize=True)
 
 
 if __name__ == "__main__":

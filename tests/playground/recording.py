@@ -46,7 +46,14 @@ class Film:
     def save(self, path: Path) -> None:
         """Write the film as a GIF."""
         pictures, times = zip(*self.frames, strict=True)
-        pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=list(times), loop=0, optimize=True)
+        pictures[0].save(
+            path,
+            save_all=True,
+            append_images=pictures[1:],
+            duration=list(times),
+            loop=0,
+            optimize=True,
+        )
         assert path.stat().st_size <= MAX_BYTES, f"{path.stat().st_size} bytes; take fewer frames"
 
 
@@ -54,7 +61,11 @@ def main(model: str) -> None:
     """Write the recording."""
     film = Film()
     flags = ("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--no-log-requests")
-    with running(*flags, model=model) as server, chromium() as browser, TemporaryDirectory() as folder:
+    with (
+        running(*flags, model=model) as server,
+        chromium() as browser,
+        TemporaryDirectory() as folder,
+    ):
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(f"{server.url}/")
         page.get_by_text("live", exact=True).wait_for()

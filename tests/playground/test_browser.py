@@ -46,7 +46,9 @@ def chatting(shown: Shown, server: Server, stream: str) -> "Page":
 
     sent = {"content-type": "text/event-stream"}
     shown.page.route("**/playground/settings", settings)
-    shown.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, headers=sent))
+    shown.page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body=stream, headers=sent)
+    )
     return shown.open(server.url)
 
 
@@ -56,10 +58,14 @@ def test_an_answer_arrives_with_its_figures(shown: Shown, server: Server) -> Non
     shown.wait_for_answer()
     assert text_of(page, ".message.user .body") == "hello"
     page.locator(".stats", has_text="tokens/s").wait_for()
-    assert re.search(r"16 tokens, [\d.]+ tokens/s, first token after \d+ ms, length", text_of(page, ".stats"))
+    assert re.search(
+        r"16 tokens, [\d.]+ tokens/s, first token after \d+ ms, length", text_of(page, ".stats")
+    )
     shown.show_tokens()
     assert page.locator(".token").count() == 16
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "the page scrolls sideways"
+    )
 
 
 def test_a_stop_ends_the_answer_and_the_request(shown: Shown, server: Server) -> None:
@@ -86,14 +92,21 @@ def test_an_edit_and_a_regeneration_replace_what_follows(shown: Shown, server: S
     page.get_by_label("New text of the message").fill("changed")
     page.get_by_text("Send again").click()
     shown.wait_for_answer()
-    assert page.locator(".message").count() == 2 and text_of(page, ".message.user .body") == "changed"
+    assert (
+        page.locator(".message").count() == 2 and text_of(page, ".message.user .body") == "changed"
+    )
     before = text_of(page, ".message:not(.user) .body")
     page.get_by_text("Regenerate").click()
     shown.wait_for_answer()
-    assert page.locator(".message").count() == 2 and text_of(page, ".message:not(.user) .body") != before
+    assert (
+        page.locator(".message").count() == 2
+        and text_of(page, ".message:not(.user) .body") != before
+    )
 
 
-def test_tokens_show_their_alternatives_by_pointer_and_keyboard(shown: Shown, server: Server) -> None:
+def test_tokens_show_their_alternatives_by_pointer_and_keyboard(
+    shown: Shown, server: Server
+) -> None:
     page = shown.open(server.url)
     shown.ask("hello", 8)
     shown.wait_for_answer()
@@ -103,7 +116,8 @@ def test_tokens_show_their_alternatives_by_pointer_and_keyboard(shown: Shown, se
     page.locator(".token").nth(2).click()
     assert page.locator(".choices tr").count() >= 5 and page.locator(".choices .drawn").count() == 1
     ends = [
-        page.locator(each).evaluate("one => one.getBoundingClientRect().bottom") for each in (".choices", "#messages")
+        page.locator(each).evaluate("one => one.getBoundingClientRect().bottom")
+        for each in (".choices", "#messages")
     ]
     assert ends[0] <= ends[1] + 1, "the alternatives need a scroll"
     page.locator(".token").nth(2).click()
@@ -127,11 +141,17 @@ def test_prompts_parameters_and_exports(shown: Shown, server: Server) -> None:
     command = page.evaluate("navigator.clipboard.readText()")
     assert command.startswith(f"curl -N '{server.url}/v1/completions'") and "it'\\''s" in command
     body = {"temperature": 0, "seed": 7, "max_tokens": 4, "stop": ["a", "b"]}
-    assert all(f'"{name}":{json.dumps(value, separators=(",", ":"))}' in command for name, value in body.items())
+    assert all(
+        f'"{name}":{json.dumps(value, separators=(",", ":"))}' in command
+        for name, value in body.items()
+    )
     with page.expect_download() as download:
         page.click("#export")
     saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
-    assert saved["mode"] == "prompt" and [each["role"] for each in saved["messages"]] == ["user", "assistant"]
+    assert saved["mode"] == "prompt" and [each["role"] for each in saved["messages"]] == [
+        "user",
+        "assistant",
+    ]
     assert saved["messages"][1]["stats"]["tokens"] <= 4
 
 
@@ -141,9 +161,15 @@ def test_the_narrowest_phone_shows_the_whole_header(browser: "Browser", server: 
     page = shown.open(server.url)
     for pane in ("chat", "engine"):
         shown.show(pane)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
-        assert page.locator("#panes").evaluate("each => each.scrollWidth <= each.clientWidth"), "the header is cut"
-        assert page.locator("#theme").evaluate("each => each.getBoundingClientRect().right <= innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            "the page scrolls sideways"
+        )
+        assert page.locator("#panes").evaluate("each => each.scrollWidth <= each.clientWidth"), (
+            "the header is cut"
+        )
+        assert page.locator("#theme").evaluate(
+            "each => each.getBoundingClientRect().right <= innerWidth"
+        )
     shown.context.close()
 
 
@@ -157,7 +183,9 @@ def test_the_theme_is_kept(shown: Shown, server: Server) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 27)"
 
 
-def test_a_conversation_survives_a_reload_the_other_mode_and_a_clear(shown: Shown, server: Server) -> None:
+def test_a_conversation_survives_a_reload_the_other_mode_and_a_clear(
+    shown: Shown, server: Server
+) -> None:
     page = chatting(shown, server, answer("**One** two."))
     shown.ask("first")
     shown.wait_for_answer()
@@ -171,7 +199,10 @@ def test_a_conversation_survives_a_reload_the_other_mode_and_a_clear(shown: Show
     assert page.locator(".message").count() == 2 and text_of(page, "#clear") == "Clear"
     page.reload()
     page.get_by_text("live", exact=True).wait_for()
-    assert text_of(page, ".message.user .body") == "first" and text_of(page, ".markdown strong") == "One"
+    assert (
+        text_of(page, ".message.user .body") == "first"
+        and text_of(page, ".markdown strong") == "One"
+    )
     page.locator(".message:not(.user)").get_by_text("Regenerate").click()
     page.locator(".message:not(.user)").get_by_role("button", name="Tokens").wait_for()
 
@@ -210,9 +241,9 @@ def test_markdown_becomes_elements_and_never_html(shown: Shown, server: Server) 
     link = '<a href="https://example.org/x" target="_blank" rel="noopener noreferrer">link</a>'
     assert found[1] == [link]
     assert text_of(page, ".markdown pre") == "a < b  # *not emphasis*"
-    assert "<b>HTML</b>" in text_of(page, ".markdown p") and "[another](javascript:alert(1))" in text_of(
+    assert "<b>HTML</b>" in text_of(
         page, ".markdown p"
-    )
+    ) and "[another](javascript:alert(1))" in text_of(page, ".markdown p")
     assert page.locator(".markdown ol li ul li").inner_text() == "inner"
     thinking = page.locator(".thinking")
     assert (
@@ -281,7 +312,9 @@ def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_axe_finds_no_serious_fault(browser: "Browser", server: Server, size: str, scheme: Any) -> None:
+def test_axe_finds_no_serious_fault(
+    browser: "Browser", server: Server, size: str, scheme: Any
+) -> None:
     if not AXE.exists():
         pytest.skip("needs axe-core")
     shown = Shown(browser, size, color_scheme=scheme, bypass_csp=True)
@@ -306,7 +339,8 @@ PIECES: list[tuple[list[tuple[str, list[str]]], list[str]]] = [
     ([("one", ["one", "<end>"])], ["one"]),
     ([("", ["bytes:\\xe2"]), ("\u20ac!", ["bytes:\\x82\\xac", "!"])], ["\u20ac", "!"]),
     ([("a\u20ac", ["a", "bytes:\\xe2", "bytes:\\x82\\xac"])], ["a", "\u20ac"]),
-    ([("", ["st"]), ("step", ["ep"])], ["st", "ep"]),  # held back, since it could begin a stop string
+    # held back, since it could begin a stop string
+    ([("", ["st"]), ("step", ["ep"])], ["st", "ep"]),
     ([("no tokens", [])], []),
 ]
 

@@ -9,19 +9,26 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from orca_jax.config import EngineConfig
-from orca_jax.deploy.ray_serve import read_settings
 from orca_jax.link.feed import MAX_WATCHERS
 from orca_jax.link.wire import Iterations
-from orca_jax.playground.burst import MAX_BURST
-from orca_jax.playground.page import FOLDER, MEDIA_TYPES, PALETTE, SHARED, file_text, page_paths
-from orca_jax.playground.routes import _scheduler
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import parse_args
+from orca_jax.serve.playground.burst import MAX_BURST
+from orca_jax.serve.playground.page import (
+    FOLDER,
+    MEDIA_TYPES,
+    PALETTE,
+    SHARED,
+    file_text,
+    page_paths,
+)
+from orca_jax.serve.playground.routes import _scheduler
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
 from orca_jax.timeline.page_data import KINDS
 from orca_jax.timeline.palette import PAGE_FOLDER
+from orca_jax.tools.deploy.ray_serve import read_settings
+from orca_jax.values.config import EngineConfig
 from tests.project.source import ROOT
 from tests.serve.asgi import bearer, call, http_scope
 from tests.serve.played import CONTEXT, Stage, on_stage, saying
@@ -58,8 +65,14 @@ def test_every_file_has_a_route_and_a_type() -> None:
 def test_headers(path: str) -> None:
     app = stage().app
     answer = call(app, path)
-    policy = dict(part.strip().split(" ", 1) for part in (answer.header("content-security-policy") or "").split(";"))
-    assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
+    policy = dict(
+        part.strip().split(" ", 1)
+        for part in (answer.header("content-security-policy") or "").split(";")
+    )
+    assert (
+        policy["default-src"] == "'none'"
+        and policy["script-src"] == policy["connect-src"] == "'self'"
+    )
     assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
     tag = answer.header("etag")
     assert tag is not None
@@ -74,8 +87,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
         assert "innerHTML" not in text and "eval(" not in text, name
     page = FILES["index.html"]
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
-    used = re.findall(r'(?:src|href)="(playground/[^"]+)"', page)
-    assert used and {f"/{path}" for path in used} <= page_paths()
+    used = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
+    assert "playground/main.js" in used
+    assert {f"/{path.removeprefix('/')}" for path in used} <= page_paths()
     for name, text in FILES.items():
         for module in re.findall(r'from "\./([\w.]+)"', text):
             assert module in FILES, f"{name} imports {module}"
@@ -84,7 +98,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
 def test_both_pages_with_a_chart_have_one_legend() -> None:
     """Each page is plain HTML with a legend of its own; that of a timeline also explains its bars."""
     pages = (FILES["index.html"], (PAGE_FOLDER / "run.html").read_text(encoding="utf-8"))
-    live, recorded = (re.findall(r'<li><i class="mark (\w+)"></i>([^<]+)</li>', page) for page in pages)
+    live, recorded = (
+        re.findall(r'<li><i class="mark (\w+)"></i>([^<]+)</li>', page) for page in pages
+    )
     assert live == recorded and {*KINDS, "end"} == {kind for kind, _ in live}
 
 
@@ -95,7 +111,14 @@ def test_the_page_is_open_and_its_data_is_not() -> None:
     for path in DATA:
         assert call(app, path).status == call(app, path, headers=bearer("sk-two")).status == 401
     assert call(app, "/playground/settings", headers=bearer("sk-one")).status == 200
-    for path in ("//", "/playground", "/playground/", "/playground/app.js/..", "/playground/../v1/models", "/%2e"):
+    for path in (
+        "//",
+        "/playground",
+        "/playground/",
+        "/playground/app.js/..",
+        "/playground/../v1/models",
+        "/%2e",
+    ):
         assert call(app, path).status == 401
 
 
@@ -127,13 +150,21 @@ def test_the_page_names_a_class_and_not_its_file(settings: dict[str, Any], shown
 def test_on_by_default_on_loopback_only(settings: dict[str, Any], is_on: bool) -> None:
     config = ServerConfig(ENGINE, **settings)
     assert config.has_playground is is_on
-    answers = [call(stage(config).app, path).status for path in ("/", "/playground/main.js", "/playground/settings")]
+    answers = [
+        call(stage(config).app, path).status
+        for path in ("/", "/playground/main.js", "/playground/settings")
+    ]
     assert answers == ([200, 200, 200] if is_on else [404, 404, 404])
 
 
 @pytest.mark.parametrize(
     ("flags", "is_on"),
-    [("", True), ("--no-playground", False), ("--host 0.0.0.0", False), ("--uds x --playground", True)],
+    [
+        ("", True),
+        ("--no-playground", False),
+        ("--host 0.0.0.0", False),
+        ("--uds x --playground", True),
+    ],
 )
 def test_the_flag_and_the_announcement(flags: str, is_on: bool) -> None:
     config = parse_args(flags.split())
@@ -143,7 +174,10 @@ def test_the_flag_and_the_announcement(flags: str, is_on: bool) -> None:
 
 
 def test_replicas_have_no_playground_unless_it_is_asked_for() -> None:
-    assert [read_settings(flags)[0].has_playground for flags in ([], ["--playground"])] == [False, True]
+    assert [read_settings(flags)[0].has_playground for flags in ([], ["--playground"])] == [
+        False,
+        True,
+    ]
 
 
 def test_without_the_playground_a_key_is_needed_for_all_paths() -> None:
@@ -166,7 +200,10 @@ def test_settings_while_the_model_loads_and_after() -> None:
     assert on_stage(saying("x"), act, is_ready=False).status_code == 503
     answer = on_stage(saying("x"), act).json()
     assert (answer["model"], answer["has_chat"], answer["scheduler"]) == ("m", False, "chunked")
-    assert {kind: len(each) for kind, each in answer["examples"].items()} == {"chat": 3, "prompt": 3}
+    assert {kind: len(each) for kind, each in answer["examples"].items()} == {
+        "chat": 3,
+        "prompt": 3,
+    }
 
 
 def test_the_licence_of_the_library_is_beside_it() -> None:
@@ -174,7 +211,9 @@ def test_the_licence_of_the_library_is_beside_it() -> None:
     notice = " ".join((ROOT / "NOTICE").read_text(encoding="utf-8").split())
     assert f"{LIBRARY} is marked {version}" in notice and "marked.LICENSE" in notice
     assert "MIT" in (FOLDER / "marked.LICENSE").read_text(encoding="utf-8")
-    assert "sourceMappingURL" not in FILES[LIBRARY], "a browser would ask for a file that is not there"
+    assert "sourceMappingURL" not in FILES[LIBRARY], (
+        "a browser would ask for a file that is not there"
+    )
 
 
 def test_the_stream_of_iterations() -> None:
@@ -269,9 +308,15 @@ def test_a_burst_has_the_lengths_of_its_call() -> None:
     answer, stage = burst({"requests": [[5, 3], [20, 1], [7, 2]], "seed": 4})
     assert answer.status_code == 200 and answer.json()["requests"] == 3
     submitted = stage.link.submitted
-    assert [(len(each.prompt_ids), each.params.max_tokens) for each in submitted] == [(5, 3), (20, 1), (7, 2)]
+    assert [(len(each.prompt_ids), each.params.max_tokens) for each in submitted] == [
+        (5, 3),
+        (20, 1),
+        (7, 2),
+    ]
     assert all(each.params.ignore_eos and max(each.prompt_ids) < 257 for each in submitted)
-    assert len({each.params.cache_salt for each in submitted}) == 3, "no request shares a prefix with another one"
+    assert len({each.params.cache_salt for each in submitted}) == 3, (
+        "no request shares a prefix with another one"
+    )
     assert [each.has_more for each in submitted] == [True, True, False], "they enter together"
     assert stage.ends() == {"length": 3}
 
@@ -305,8 +350,13 @@ def watched() -> dict[str, list[dict[str, Any]]]:
     for name, prompt, generated in (("A", 3, 4), ("B", 2, 5), ("C", 3, 2), ("other", 3, 9)):
         lab.add(name, prompt, generated)
     lab.run()
-    found = {kind: [line[kind] for line in lines if kind in line] for kind in ("arrival", "iteration", "end")}
-    arrivals, ends = ([each for each in found[kind] if each["n"] < 3] for kind in ("arrival", "end"))
+    found = {
+        kind: [line[kind] for line in lines if kind in line]
+        for kind in ("arrival", "iteration", "end")
+    }
+    arrivals, ends = (
+        [each for each in found[kind] if each["n"] < 3] for kind in ("arrival", "end")
+    )
     return {"arrivals": arrivals, "iterations": found["iteration"], "ends": ends}
 
 
@@ -319,6 +369,25 @@ def test_a_burst_is_saved_as_the_page_of_a_timeline() -> None:
     assert [(each["prompt"], each["generated"], each["reason"]) for each in requests] == [
         (3, 4, "length"), (2, 5, "length"), (3, 2, "length"),
     ]  # fmt: skip
+
+
+def test_a_saved_burst_begins_at_zero() -> None:
+    """The engine has worked before the burst: its iterations and its clock do not begin there."""
+    late: dict[str, Any] = watched()
+    for each in (*late["arrivals"], *late["ends"]):
+        each["at"] += 40.0
+    for each in late["iterations"]:
+        each["iteration"] += 280
+        for name in ("selected", "planned", "submitted", "collected"):
+            each[name] += 40.0
+    found = []
+    for body in (watched(), late):
+        answer, _ = burst(body, path="/playground/page")
+        (data,) = re.findall(r'id="recording">(.*?)</script>', answer.text)
+        found.append(json.loads(data))
+    early, other = found
+    assert other["requests"] == early["requests"]
+    assert other["iterations"] == early["iterations"]
 
 
 @pytest.mark.parametrize("change", ["ends", "arrivals", "generated", "at", "other"])

@@ -57,7 +57,9 @@ def plans_of(seed: int, on_protocol: bool) -> list[Any]:
 
 
 # The last one drops copies of pages.
-@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (25, 50, 75)), 175])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (25, 50, 75)), 175]
+)
 def test_plans_are_those_of_the_package(first: int) -> None:
     preemptions = 0
     for seed in range(first, first + 25):

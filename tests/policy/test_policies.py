@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 import pytest
 
 from orca_jax.assembly.choices import choices_of
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.policy import API, Decision, PolicyView, RequestView
+from orca_jax.policy.errors import PolicyError
 from orca_jax.policy.guard import PATIENCE
 from orca_jax.policy.kinds import OUTSIDE, PolicyKind, label_of, predictor_kind
-from orca_jax.policy.scheduler import PolicyError, PolicyScheduler
+from orca_jax.policy.scheduler import PolicyScheduler
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 from tests.sched.lab import Lab, Shape
 
 
@@ -44,7 +45,12 @@ def fitting(view: PolicyView, jobs: Sequence[RequestView]) -> list[tuple[Request
     run, free, budget, rows = [], view.free_pages, view.token_budget, view.free_rows
     for job in jobs:
         left = job.num_left
-        if not left or left > budget or len(run) == view.max_batch or (not job.is_resident and not rows):
+        if (
+            not left
+            or left > budget
+            or len(run) == view.max_batch
+            or (not job.is_resident and not rows)
+        ):
             continue
         if view.pages(job, left) > free:
             continue
@@ -59,7 +65,9 @@ def lab_of(policy: Any, *, rows: int = 4, **shape: Any) -> Lab:
     """A toy engine with rows for more jobs than an iteration has."""
     settings = Shape(**{"budget": 16, "depth": 1, "reuses_prefixes": False, **shape})
     lab = Lab("chunked", max_bs=rows, page_size=4, max_model_len=40, shape=settings)
-    lab.scheduler.inner = PolicyScheduler(policy, "Tried", max_bs=2, token_budget=settings.budget, num_rows=rows)
+    lab.scheduler.inner = PolicyScheduler(
+        policy, "Tried", max_bs=2, token_budget=settings.budget, num_rows=rows
+    )
     return lab
 
 
@@ -119,11 +127,15 @@ def test_a_decision_that_cannot_be_applied_ends_the_engine(name: str) -> None:
     with pytest.raises(PolicyError, match=message):
         for _ in range(20):
             lab.step()
-    assert not [plan for plan in lab.executor.plans if len(plan.members) > 2], "part of a refused decision was applied"
+    assert not [plan for plan in lab.executor.plans if len(plan.members) > 2], (
+        "part of a refused decision was applied"
+    )
 
 
 def test_a_decision_beyond_the_free_pages_is_refused() -> None:
-    lab = lab_of(deciding(lambda policy, view: Decision([(job, 8) for job in view.waiting])), num_pages=3)
+    lab = lab_of(
+        deciding(lambda policy, view: Decision([(job, 8) for job in view.waiting])), num_pages=3
+    )
     lab.add("r0", 8, 2)
     lab.add("r1", 8, 2)
     with pytest.raises(PolicyError, match="takes 4 pages, and 3 are free"):
@@ -132,7 +144,9 @@ def test_a_decision_beyond_the_free_pages_is_refused() -> None:
 
 def test_a_paused_job_keeps_its_pages_and_its_tokens() -> None:
     def decide(policy: Base, view: PolicyView) -> Decision:
-        jobs = sorted([*view.residents, *view.waiting], key=lambda job: (job.num_generated, job.index))
+        jobs = sorted(
+            [*view.residents, *view.waiting], key=lambda job: (job.num_generated, job.index)
+        )
         return Decision(fitting(view, jobs))
 
     lab = lab_of(policy := deciding(decide))
@@ -140,7 +154,9 @@ def test_a_paused_job_keeps_its_pages_and_its_tokens() -> None:
         lab.add(f"r{index}", 3 + index, 6)
     lab.run()
     assert lab.pool.num_preemptions == 0
-    assert max(len(plan.members) for plan in lab.executor.plans) == 2, "four residents share two places"
+    assert max(len(plan.members) for plan in lab.executor.plans) == 2, (
+        "four residents share two places"
+    )
     assert lab.tokens == {f"r{index}": tokens_of(3 + index, 6) for index in range(4)}
     assert policy.gone == [0, 1]  # the others end in the last turn
     assert policy.begun.count((0, 1)) == 5
@@ -150,7 +166,11 @@ def test_an_evicted_job_computes_its_tokens_again() -> None:
     evictions = []
 
     def decide(policy: Base, view: PolicyView) -> Decision:
-        evict = [job for job in view.residents if job.num_generated == 3 and not job.num_evictions and not job.index]
+        evict = [
+            job
+            for job in view.residents
+            if job.num_generated == 3 and not job.num_evictions and not job.index
+        ]
         evictions.extend(job.index for job in evict)
         jobs = [job for job in [*view.residents, *view.waiting] if job not in evict]
         return Decision(fitting(view, jobs), evict)
@@ -164,7 +184,9 @@ def test_an_evicted_job_computes_its_tokens_again() -> None:
     assert not lab.engine.stats.overruled_decisions
 
 
-def test_the_oldest_resident_keeps_its_pages_until_it_has_drawn(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_oldest_resident_keeps_its_pages_until_it_has_drawn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def decide(policy: Base, view: PolicyView) -> Decision:
         return Decision([(job, 2) for job in view.waiting][:1], view.residents)
 
@@ -172,13 +194,18 @@ def test_the_oldest_resident_keeps_its_pages_until_it_has_drawn(caplog: pytest.L
     lab.add("r0", 6, 2)
     lab.run()
     assert lab.tokens["r0"] == tokens_of(6, 2)
-    assert "Tried is overruled: job 0, the oldest resident, is evicted before it has drawn a token" in caplog.text
+    assert (
+        "Tried is overruled: job 0, the oldest resident, is evicted before it has drawn a token"
+        in caplog.text
+    )
 
 
 def test_a_resident_that_is_left_out_is_added() -> None:
     def decide(policy: Base, view: PolicyView) -> Decision:
         jobs = [*view.residents, *view.waiting]
-        return Decision(fitting(view, jobs if len(jobs) < 2 else [job for job in jobs if job.index]))
+        return Decision(
+            fitting(view, jobs if len(jobs) < 2 else [job for job in jobs if job.index])
+        )
 
     lab = lab_of(deciding(decide))
     lab.add("r0", 4, 3)
@@ -197,7 +224,10 @@ def test_pages_of_an_evicted_job_are_not_counted_twice() -> None:
     def decide(policy: Base, view: PolicyView) -> Decision:
         waiting = list(view.waiting)
         if len(waiting) == 2 and [job.num_generated for job in view.residents] == [1]:
-            assert [view.pages(job, job.num_left) for job in waiting] == [1, 4] and view.free_pages == 4
+            assert [view.pages(job, job.num_left) for job in waiting] == [
+                1,
+                4,
+            ] and view.free_pages == 4
             return Decision([(job, job.num_left) for job in waiting], view.residents)
         return Decision(fitting(view, [*view.residents, *waiting]))
 
@@ -219,7 +249,11 @@ def test_an_empty_decision_admits_the_oldest_job_or_sleeps() -> None:
     slept: list[float] = []
 
     def decide(policy: Base, view: PolicyView) -> Decision:
-        return Decision(fitting(view, [*view.residents, *view.waiting])) if len(slept) > 2 else Decision([], (), 0.004)
+        return (
+            Decision(fitting(view, [*view.residents, *view.waiting]))
+            if len(slept) > 2
+            else Decision([], (), 0.004)
+        )
 
     lab = lab_of(deciding(decide))
     lab.engine._sleep = slept.append
@@ -240,6 +274,10 @@ class Old(Mine):
     api = 0
 class Half:
     api = API
+class Colours(Mine):
+    reads = {"colour", "tenant"}
+class Text(Mine):
+    reads = "tenant"
 class Length:
     api, refresh = API, 2
     def predict(self, job, ids): return 1 + job.num_generated
@@ -255,7 +293,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_settings_name_a_class_of_a_file(source: Path) -> None:
-    config = EngineConfig(model="preset:toy", scheduler=f"{source}:Mine", scheduler_options={"quantum": 3})
+    config = EngineConfig(
+        model="preset:toy", scheduler=f"{source}:Mine", scheduler_options={"quantum": 3}
+    )
     kind = choices_of(config).batches.kind
     assert isinstance(kind, PolicyKind) and kind.options == {"quantum": 3}
     label = label_of(config.scheduler, "scheduler")
@@ -268,6 +308,13 @@ def test_settings_name_a_class_of_a_file(source: Path) -> None:
     [
         ("scheduler", "Old", None, "Old is written for version 0 of orca_jax.policy, this is 1"),
         ("scheduler", "Half", None, "Half lacks reads, may_starve, decide, started, ended"),
+        (
+            "scheduler",
+            "Colours",
+            None,
+            "Colours reads colour, which nothing fills; callers and predictors give prio",
+        ),
+        ("scheduler", "Text", None, "Text.reads must be a set of names, got 'tenant'"),
         ("scheduler", "Nobody", None, "has no class Nobody at its top"),
         ("scheduler", "Mine", "{", "scheduler_options is not JSON"),
         ("scheduler", "Mine", "[1]", "scheduler_options must be an object"),
@@ -284,7 +331,8 @@ def test_a_class_that_does_not_fit_is_refused(
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
-        ConfigError, match=r"must be one of orca, request_level, chunked, or FILE\.py:CLASS, got 'chunk'; did"
+        ConfigError,
+        match=r"must be one of orca, request_level, chunked, or FILE\.py:CLASS, got 'chunk'; did",
     ):
         choices_of(EngineConfig(model="preset:toy", scheduler="chunk"))
 

@@ -24,9 +24,14 @@ def run_notebook(folder: Path, timeout: int = 300, python: Path | None = None) -
         python: the interpreter of another environment, with ipykernel; None for that of this process.
     """
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    options: dict[str, Any] = {"resources": {"metadata": {"path": str(folder)}}, "record_timing": False}
+    options: dict[str, Any] = {
+        "resources": {"metadata": {"path": str(folder)}},
+        "record_timing": False,
+    }
     if python is not None:
-        options["km"] = AsyncKernelManager(kernel_name=_kernel_of(python, folder), kernel_spec_manager=_specs(folder))
+        options["km"] = AsyncKernelManager(
+            kernel_name=_kernel_of(python, folder), kernel_spec_manager=_specs(folder)
+        )
     asyncio.run(NotebookClient(notebook, timeout=timeout, **options).async_execute(cleanup_kc=True))
     return notebook
 
@@ -47,7 +52,10 @@ def _specs(folder: Path) -> KernelSpecManager:
 
 def tidy(notebook: Any) -> None:
     """Remove contents that differ between machines and do not help readers."""
-    notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
+    notebook.metadata = {
+        "kernelspec": notebook.metadata.kernelspec,
+        "language_info": {"name": "python"},
+    }
     for cell in notebook.cells:
         if cell.cell_type == "code":
             kept = [output for output in cell.outputs if output.get("name") != "stderr"]
@@ -57,7 +65,11 @@ def tidy(notebook: Any) -> None:
 def _joined(outputs: list[Any]) -> list[Any]:
     """Make one output of the pieces of a stream."""
     if len(outputs) > 1 and all(output.output_type == "stream" for output in outputs):
-        return [nbformat.v4.new_output("stream", name="stdout", text="".join(output.text for output in outputs))]
+        return [
+            nbformat.v4.new_output(
+                "stream", name="stdout", text="".join(output.text for output in outputs)
+            )
+        ]
     return outputs
 
 

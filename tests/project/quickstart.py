@@ -22,7 +22,15 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DO
 ERRORS: list[str] = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 64"  # few programs to compile
-CLONED = ("orca_jax", "scripts", "checkpoints", "examples", "requirements", "pyproject.toml", "constraints.txt")
+CLONED = (
+    "orca_jax",
+    "scripts",
+    "checkpoints",
+    "examples",
+    "requirements",
+    "pyproject.toml",
+    "constraints.txt",
+)
 
 # The real Python, except for installations and the port.
 PYTHON = """#!/usr/bin/env bash
@@ -71,19 +79,37 @@ class Machine:
     def __init__(self, home: Path, port: int) -> None:
         self.bin, self.clone, self.port = home / "bin", home / "orca-jax", port
         self.bin.mkdir()
-        names = {"bin": self.bin, "python": sys.executable, "small": SMALL, "port": port, "root": ROOT}
+        names = {
+            "bin": self.bin,
+            "python": sys.executable,
+            "small": SMALL,
+            "port": port,
+            "root": ROOT,
+        }
         names |= {"cloned": " ".join(CLONED), "model": small_model(home / "model")}
-        programs = {"python3": PYTHON, "python3.12": PYTHON, "orca-jax": COMMAND, "git": GIT, "hf": HF}
+        programs = {
+            "python3": PYTHON,
+            "python3.12": PYTHON,
+            "orca-jax": COMMAND,
+            "git": GIT,
+            "hf": HF,
+        }
         for name, text in programs.items():
             (self.bin / name).write_text(text.format(**names), encoding="utf-8")
             (self.bin / name).chmod(0o755)
-        self.env = {"HOME": str(home), "PATH": f"{self.bin}:{os.defpath}", "PYTHONPATH": str(self.clone)}
+        self.env = {
+            "HOME": str(home),
+            "PATH": f"{self.bin}:{os.defpath}",
+            "PYTHONPATH": str(self.clone),
+        }
         self.home = home
         self.server: subprocess.Popen[bytes] | None = None
 
     def run(self, text: str) -> str:
         """Run a shell block to its end; returns its standard output."""
-        done = subprocess.run(self._command(text), cwd=self._folder(), env=self.env, capture_output=True, check=False)
+        done = subprocess.run(
+            self._command(text), cwd=self._folder(), env=self.env, capture_output=True, check=False
+        )
         assert done.returncode == 0, f"{text}\n{done.stderr.decode()}"
         return done.stdout.decode()
 
@@ -97,12 +123,21 @@ class Machine:
         self.stop()
         with (self.home / "server.txt").open("wb") as log:
             self.server = subprocess.Popen(
-                self._command(text), cwd=self._folder(), env=self.env, stdout=log, stderr=log, start_new_session=True
+                self._command(text),
+                cwd=self._folder(),
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         url = f"http://localhost:{self.port}"
         self._wait(f"{url}/ready")
         model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        answer = httpx.post(f"{url}/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 2}, timeout=60)
+        answer = httpx.post(
+            f"{url}/v1/completions",
+            json={"model": model, "prompt": "a", "max_tokens": 2},
+            timeout=60,
+        )
         assert answer.status_code == 200, answer.text
         return str(model)
 
@@ -114,7 +149,13 @@ class Machine:
             self.server = None
 
     def _command(self, text: str) -> list[str]:
-        return ["bash", "-euo", "pipefail", "-c", text.replace("localhost:8000", f"localhost:{self.port}")]
+        return [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            text.replace("localhost:8000", f"localhost:{self.port}"),
+        ]
 
     def _folder(self) -> Path:
         return self.clone if self.clone.exists() else self.home
@@ -122,7 +163,9 @@ class Machine:
     def _wait(self, url: str) -> None:
         deadline = time.monotonic() + 300
         while True:
-            assert self.server is not None and self.server.poll() is None, (self.home / "server.txt").read_text()
+            assert self.server is not None and self.server.poll() is None, (
+                self.home / "server.txt"
+            ).read_text()
             assert time.monotonic() < deadline, (self.home / "server.txt").read_text()
             try:
                 if httpx.get(url).status_code == 200:

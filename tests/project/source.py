@@ -44,7 +44,9 @@ class SourceFile:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [
+            node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
 
     def __str__(self) -> str:
         return self.path.as_posix()

@@ -9,7 +9,7 @@ from tests.project.source import ROOT, python_files, source_file
 
 FOLDER = "orca_jax/assembly"
 MAX_IMPORTS = 20  # of this package, in the main module
-ENTRIES = {"build_scheduling: model"}
+ENTRIES = {"build_scheduling: model", "arrange: platform"}
 """Entries for callers elsewhere, which have the whole value."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -20,8 +20,15 @@ Fields = frozenset[str]
 def classes() -> dict[str, ast.ClassDef]:
     """The classes of the folder and of all files from which it imports, by their names, which are unique."""
     own = python_files(FOLDER)
-    imports = (node for file in own for node in file.nodes if isinstance(node, ast.ImportFrom) and node.module)
-    places = {ROOT.joinpath(*node.module.split(".")).with_suffix(".py") for node in imports if node.module}
+    imports = (
+        node
+        for file in own
+        for node in file.nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+    )
+    places = {
+        ROOT.joinpath(*node.module.split(".")).with_suffix(".py") for node in imports if node.module
+    }
     others = [source_file(path.relative_to(ROOT)) for path in places if path.is_file()]
     nodes = (node for file in (*own, *others) for node in file.tree.body)
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
@@ -33,7 +40,8 @@ def functions() -> dict[str, list[Function]]:
     found = defaultdict(list)
     for file in python_files(FOLDER):
         for node in file.functions():
-            if len(node.body) > 1 or ast.get_docstring(node) is None:  # a method that does nothing reads nothing
+            # a method that does nothing reads nothing
+            if len(node.body) > 1 or ast.get_docstring(node) is None:
                 found[node.name].append(node)
     return found
 
@@ -79,13 +87,17 @@ def argument_of(call: ast.Call, name: ast.Name, function: Function) -> ast.arg |
     return next((each for each in own if each.arg == keyword), None)
 
 
-def reads(function: Function, parameter: str, kind: str, seen: frozenset[tuple[str, str]] = frozenset()) -> Fields:
+def reads(
+    function: Function, parameter: str, kind: str, seen: frozenset[tuple[str, str]] = frozenset()
+) -> Fields:
     """The fields of a parameter that a function reads; all fields if it hands the value to something else."""
     key, fields = (function.name, parameter), fields_of(kind)
     if key in seen:
         return frozenset()
     found: set[str] = set()
-    parents = {id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    parents = {
+        id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)
+    }
     for name in ast.walk(function):
         if not isinstance(name, ast.Name) or name.id != parameter:
             continue
@@ -95,22 +107,29 @@ def reads(function: Function, parameter: str, kind: str, seen: frozenset[tuple[s
             found |= {parent.attr} & fields or read_by(kind, parent.attr, seen | {key})
         elif isinstance(parent, ast.Call):
             found |= read_by_callee(parent, name, kind, seen | {key})
-        elif not isinstance(parent, ast.Compare | ast.IfExp | ast.If | ast.BoolOp):  # not just asked for None
+        # not just asked for None
+        elif not isinstance(parent, ast.Compare | ast.IfExp | ast.If | ast.BoolOp):
             return fields
     return frozenset(found)
 
 
 def read_by(kind: str, member: str, seen: frozenset[tuple[str, str]]) -> Fields:
     """The fields that a method or property reads of its own value."""
-    methods = (each for each in classes()[kind].body if isinstance(each, Function) and each.name == member)
+    methods = (
+        each for each in classes()[kind].body if isinstance(each, Function) and each.name == member
+    )
     return frozenset().union(*(reads(each, "self", kind, seen) for each in methods))
 
 
-def read_by_callee(call: ast.Call, name: ast.Name, kind: str, seen: frozenset[tuple[str, str]]) -> Fields:
+def read_by_callee(
+    call: ast.Call, name: ast.Name, kind: str, seen: frozenset[tuple[str, str]]
+) -> Fields:
     """The fields that the called function of this folder reads; all for functions elsewhere and for new values."""
     callee = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     taken = [(each, argument_of(call, name, each)) for each in functions().get(callee, [])]
-    known = [reads(each, argument.arg, kind, seen) for each, argument in taken if argument is not None]
+    known = [
+        reads(each, argument.arg, kind, seen) for each, argument in taken if argument is not None
+    ]
     return frozenset().union(*known) if known else fields_of(kind)
 
 

@@ -36,7 +36,11 @@ def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     assert done.returncode in (0, 1), done.stderr
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads((folder / "result.json").read_text())
-    assert {file.name for file in folder.iterdir()} - {"gpu_blocks.json"} == {"result.json", "tables.txt", "logs.tgz"}
+    assert {file.name for file in folder.iterdir()} - {"gpu_blocks.json"} == {
+        "result.json",
+        "tables.txt",
+        "logs.tgz",
+    }
     with tarfile.open(folder / "logs.tgz") as archive:
         for name, part in report["parts"].items():
             if part["seconds"]:  # the others had no process
@@ -86,7 +90,10 @@ def test_every_part(group: str, kind: str, tmp_path: Path) -> None:
     assert all(part["rows"] for part in parts.values())
     assert parts["machine"]["rows"][0]["devices"] == {"gpu": 1, "tpu": 2}[kind]
     if group == "kernels":
-        assert parts[{"gpu": "speed:others", "tpu": "speed:dense"}[kind]]["rows"][0]["share_of_copy"] > 0
+        assert (
+            parts[{"gpu": "speed:others", "tpu": "speed:dense"}[kind]]["rows"][0]["share_of_copy"]
+            > 0
+        )
         assert kind == "tpu" or json.loads((tmp_path / "gpu_blocks.json").read_text())
         return
     if group == "steps":
@@ -96,7 +103,12 @@ def test_every_part(group: str, kind: str, tmp_path: Path) -> None:
     assert server["text"].strip() == llm["text"].strip() != "" and server["output_tokens"] == 16
     assert "attention by" in llm["line"] and llm["output_tokens_per_s"] > 0
     rows = parts["step:gpt2-xl"]["rows"]
-    assert [row["phase"] for row in rows if "phase" in row] == ["lowered", "compiled", "warmed", "profiled"] * 2
+    assert [row["phase"] for row in rows if "phase" in row] == [
+        "lowered",
+        "compiled",
+        "warmed",
+        "profiled",
+    ] * 2
     assert [row["rows"] for row in rows if row.get("mbu", 0) > 0] == [4, 1]
     assert {"sums", "kernel"} == {row["profile"] for row in rows if "profile" in row}
 
@@ -126,10 +138,12 @@ FAKES = {
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+def check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Runs the parts of a group with fakes as processes, by name. Returns the exit status and the saved parts."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check import runner
+    from lab.device_check import runner
 
     def command(args: argparse.Namespace, part: Any, results: object) -> list[str]:
         program = "import json, os, sys, time\n" + FAKES[fakes.get(part.name, "fine")]
@@ -142,10 +156,20 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
     parts = tuple(replace(part, seconds=min(part.seconds, 3)) for part in runner.PARTS["gpu"])
     monkeypatch.setitem(runner.PARTS, "gpu", parts)
 
-    def run(changed: dict[str, str], *names: str, seconds: float = 60.0) -> tuple[int, dict[str, Any]]:
+    def run(
+        changed: dict[str, str], *names: str, seconds: float = 60.0
+    ) -> tuple[int, dict[str, Any]]:
         fakes.update(changed)
-        settings = {"kind": "gpu", "parts": list(names), "seconds": seconds, "json": False, "dry_run": True}
-        args = argparse.Namespace(out=tmp_path / "out", work=tmp_path / "work", attention=None, model=None, **settings)
+        settings = {
+            "kind": "gpu",
+            "parts": list(names),
+            "seconds": seconds,
+            "json": False,
+            "dry_run": True,
+        }
+        args = argparse.Namespace(
+            out=tmp_path / "out", work=tmp_path / "work", attention=None, model=None, **settings
+        )
         for folder in (args.out, args.work):
             folder.mkdir(exist_ok=True)
         status = runner.run_parts(args)
@@ -160,7 +184,9 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
     [
         ("killed", "exit -9: running case 7"),
         ("cut", "exit -9: running case 7"),
-        pytest.param("hanging", "stopped after 3 s, during: running case 7", marks=pytest.mark.slow),
+        pytest.param(
+            "hanging", "stopped after 3 s, during: running case 7", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_part_that_is_stopped_keeps_its_rows(
@@ -173,9 +199,13 @@ def test_a_part_that_is_stopped_keeps_its_rows(
     assert parts["speed:gpu"]["ok"], "the others still run"
 
 
-def test_only_the_first_part_ends_the_run_without_a_device(check: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+def test_only_the_first_part_ends_the_run_without_a_device(
+    check: Callable[..., tuple[int, dict[str, Any]]],
+) -> None:
     assert check({"machine": "lost"}, "machine", "speed:gpu") == (2, {})
-    status, parts = check({"machine": "fine", "correct:gpu": "lost"}, "machine", "correct:gpu", "speed:gpu")
+    status, parts = check(
+        {"machine": "fine", "correct:gpu": "lost"}, "machine", "correct:gpu", "speed:gpu"
+    )
     assert status == 1
     assert parts["correct:gpu"]["error"] == "JAX finds no GPU"
     assert parts["speed:gpu"]["ok"]
@@ -184,7 +214,7 @@ def test_only_the_first_part_ends_the_run_without_a_device(check: Callable[..., 
 def test_a_failed_case_runs_again_under_a_memory_checker(
     check: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:
-    from device_check import runner
+    from lab.device_check import runner
 
     assert check({}, "correct:gpu", "memcheck:gpu")[1]["memcheck:gpu"]["rows"] == [
         {"skipped": "correct:gpu has no failed case"}
@@ -197,7 +227,9 @@ def test_a_failed_case_runs_again_under_a_memory_checker(
     assert runner.failed_case(args, "correct:gpu", parts) == "case 3"
 
 
-def test_results_of_earlier_commands_stay(check: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path) -> None:
+def test_results_of_earlier_commands_stay(
+    check: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
+) -> None:
     check({"correct:gpu": "killed"}, "correct:gpu")
     status, parts = check({}, "machine", "speed:gpu")
     assert (status, [*parts]) == (0, ["correct:gpu", "machine", "speed:gpu"])
@@ -205,7 +237,9 @@ def test_results_of_earlier_commands_stay(check: Callable[..., tuple[int, dict[s
     report = json.loads(saved.read_text())
     report["parts"]["machine"]["rows"] = [{"device": "another"}]
     saved.write_text(json.dumps(report))
-    assert [*check({"machine": "named"}, "machine")[1]] == ["machine"], "the others are of another device"
+    assert [*check({"machine": "named"}, "machine")[1]] == ["machine"], (
+        "the others are of another device"
+    )
 
 
 @pytest.mark.slow
@@ -215,7 +249,10 @@ def test_the_children_of_a_stopped_part_end_with_it(
     _, parts = check({"correct:gpu": "parent"}, "correct:gpu")
     (row,) = parts["correct:gpu"]["rows"]
     for _ in range(100):
-        if not Path(f"/proc/{row['child']}/cmdline").exists() or not Path(f"/proc/{row['child']}/cmdline").read_bytes():
+        if (
+            not Path(f"/proc/{row['child']}/cmdline").exists()
+            or not Path(f"/proc/{row['child']}/cmdline").read_bytes()
+        ):
             return
         time.sleep(0.05)
     pytest.fail("the child still runs")
@@ -226,7 +263,7 @@ def test_after_an_error_of_the_card_no_other_case_runs(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from device_check.part import attempt_all, open_rows
+from lab.device_check.part import attempt_all, open_rows
 
 def fail():
     raise RuntimeError("CUDA_ERROR_MISALIGNED_ADDRESS")
@@ -249,7 +286,7 @@ def test_no_time_is_left(check: Callable[..., tuple[int, dict[str, Any]]]) -> No
 
 def test_gaps_and_kinds_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check.profile import gaps, kind_of
+    from lab.device_check.profile import gaps, kind_of
 
     assert gaps([(0, 5), (3, 4), (7, 9), (8, 12)]) == 2
     names = "increments_mosaic_gpu_kernel", "nvjet_tst_64x8", "MemcpyD2D", "loop_add_fusion"
@@ -258,8 +295,8 @@ def test_gaps_and_kinds_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_kernel_is_found_and_a_refusal_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check.correct import compare
-    from device_check.part import Skip
+    from lab.device_check.correct import compare
+    from lab.device_check.part import Skip
 
     given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="token_major")))
 
@@ -273,6 +310,8 @@ def test_a_wrong_kernel_is_found_and_a_refusal_is_a_skip(monkeypatch: pytest.Mon
 
     assert found(lambda out: out) == {"difference": 0.0, "allowed": 1e-4}
     assert "differs from the oracle" in found(lambda out: 1.01 * out)["error"]
-    assert "differs from the oracle by nan" in found(lambda out: out.at[0, 0, 0].set(jnp.nan))["error"]
+    assert (
+        "differs from the oracle by nan" in found(lambda out: out.at[0, 0, 0].set(jnp.nan))["error"]
+    )
     with pytest.raises(Skip, match="heads of 7"):
         found(refuse)

@@ -19,7 +19,7 @@ LEFT_OUT = {"skipped": "no time was left"}
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from device_check import runner
+    from lab.device_check import runner
 
     return runner
 
@@ -40,7 +40,9 @@ class SlowWorld:
     def __init__(self, runner: ModuleType, monkeypatch: pytest.MonkeyPatch, late: float) -> None:
         self.now, self.limits, self.late = 0.0, dict[str, float](), late
         self.parts = {part.name: part for part in runner.PARTS["gpu"]}
-        monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        monkeypatch.setattr(
+            runner, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        )
         monkeypatch.setattr(runner.subprocess, "Popen", self.start)
         monkeypatch.setattr(runner, "end", lambda process: self.sleep(runner.RECOVERY))
 
@@ -75,13 +77,26 @@ class SlowWorld:
     ],
 )
 def test_slow_parts_leave_the_others_their_time(
-    group: str, kept: list[str], late: float, runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    group: str,
+    kept: list[str],
+    late: float,
+    runner: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    from device_check import __main__ as command_line
+    from lab.device_check import __main__ as command_line
 
     world = SlowWorld(runner, monkeypatch, late)
     monkeypatch.setattr(command_line, "run_parts", runner.run_parts)
-    flags = ["gpu", group, "--dry-run", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "new" / "work")]
+    flags = [
+        "gpu",
+        group,
+        "--dry-run",
+        "--out",
+        str(tmp_path / "out"),
+        "--work",
+        str(tmp_path / "new" / "work"),
+    ]
     monkeypatch.setattr(sys, "argv", ["check", *flags])
     status = command_line.main()
     parts = json.loads((tmp_path / "out" / "result.json").read_text())["parts"]
@@ -92,17 +107,46 @@ def test_slow_parts_leave_the_others_their_time(
     assert world.now <= 540
     wrong = {name for name, part in parts.items() if not part["ok"]}
     assert status == bool(wrong)
-    assert late > 0 or all(world.parts[name].spare for name in wrong), "stopped at the end of the group"
+    assert late > 0 or all(world.parts[name].spare for name in wrong), (
+        "stopped at the end of the group"
+    )
     assert [name for name, part in parts.items() if part["error"] == "no time was left"] == []
-    assert all(world.parts[name].spare for name, part in parts.items() if part["rows"] == [LEFT_OUT])
+    assert all(
+        world.parts[name].spare for name, part in parts.items() if part["rows"] == [LEFT_OUT]
+    )
+
+
+def test_variants_of_compiler_options_are_measured(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options of a variant reach the compiler beside those of the engine, with whatever the engine asks for."""
+    from lab.device_check import variants
+    from lab.device_check.part import Setting
+
+    chosen: list[dict[str, object]] = []
+    options = variants.compiler_options
+
+    def recorded(*device: object, **facts: object) -> dict[str, object]:
+        chosen.append(dict(options(*device, **facts)))
+        return {}
+
+    monkeypatch.setattr(variants, "VARIANTS", {"no CUDA graphs": {}})
+    monkeypatch.setattr(variants, "compiler_options", recorded)
+    rows: list[dict[str, Any]] = []
+    variants.variants("llama-3-8b", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
+    assert [row["variant"] for row in rows] == ["no CUDA graphs", "attention by reference"]
+    assert all(row["ms"] > 0 for row in rows), "no row is an error"
+    assert chosen, "the engine asks for the options of its compiler"
 
 
 def test_all_groups_together_run_the_spare_parts_last(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from device_check import __main__ as command_line
+    from lab.device_check import __main__ as command_line
 
-    monkeypatch.setattr(sys, "argv", ["check", "gpu", "--out", str(tmp_path), "--work", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["check", "gpu", "--out", str(tmp_path), "--work", str(tmp_path)]
+    )
     args = command_line.read_arguments()
     known = {part.name: part for part in runner.PARTS["gpu"]}
     spare = [known[name].spare for name in args.parts]
@@ -110,7 +154,9 @@ def test_all_groups_together_run_the_spare_parts_last(
     assert args.seconds == 3 * 540
 
 
-def test_parts_with_a_tool_have_no_pool(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_parts_with_a_tool_have_no_pool(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     args = argparse.Namespace(kind="gpu", work=tmp_path)
     known = {part.name: runner.environment(args, part) for part in runner.PARTS["gpu"]}
     wanted = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -131,7 +177,11 @@ def test_parts_with_a_tool_have_no_pool(runner: ModuleType, monkeypatch: pytest.
     ],
 )
 def test_cuda_is_found_by_nvcc_where_jax_has_no_path(
-    packages: dict[str, bool], expected: str | None, runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    packages: dict[str, bool],
+    expected: str | None,
+    runner: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     for name, has_assembler in packages.items():
         folder = tmp_path / "site" / "nvidia" / name / "bin"
@@ -147,7 +197,9 @@ def test_cuda_is_found_by_nvcc_where_jax_has_no_path(
     monkeypatch.delenv("CUDA_ROOT", raising=False)
     assert runner.cuda_root() == (expected and str(tmp_path / "cuda"))
     args = argparse.Namespace(kind="gpu", work=tmp_path)
-    assert runner.environment(args, runner.MACHINE).get("CUDA_ROOT") == (expected and str(tmp_path / "cuda"))
+    assert runner.environment(args, runner.MACHINE).get("CUDA_ROOT") == (
+        expected and str(tmp_path / "cuda")
+    )
     monkeypatch.setenv("CUDA_ROOT", "mine")
     assert runner.environment(args, runner.MACHINE)["CUDA_ROOT"] == "mine"
 

@@ -4,42 +4,59 @@ import ast
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.project.source import ROOT, SourceFile, each, python_files
 
-FACTS = frozenset({"cache_spec", "checks", "errors", "config", "layer_config", "request", "startup", "step"})
+FACTS = frozenset(
+    {
+        "cache_spec",
+        "checks",
+        "errors",
+        "config",
+        "layer_config",
+        "platforms",
+        "request",
+        "speculation",
+        "startup",
+        "step",
+    }
+)
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "checks": frozenset({"errors"}),
     "layer_config": frozenset(),
-    "config": frozenset({"cache_spec", "checks", "errors", "layer_config"}),
+    "speculation": frozenset({"checks", "errors"}),
+    "config": frozenset({"cache_spec", "checks", "errors", "layer_config", "speculation"}),
+    "platforms": frozenset({"config"}),
+    "values": frozenset(),
+    "helpers": frozenset(),
+    "tools": frozenset(),
     "request": frozenset({"checks", "errors"}),
     "cache_spec": frozenset(),
     "step": frozenset({"request"}),
     "startup": frozenset(),
     "gguf_file": FACTS,
-    "hub": FACTS | {"console", "progress"},
+    "hub": FACTS | {"console"},
     "bundled": FACTS | {"hub"},
     "flags": FACTS | {"bundled", "server_config"},
     "logs": FACTS | {"server_config"},
-    "cache_files": frozenset(),
+    "cache_files": frozenset({"checks"}),
     "console": frozenset(),
-    "progress": frozenset({"console"}),
     "processor": frozenset(),
     "reporting": FACTS | {"processor"},
-    "server_config": FACTS,
+    "server_config": FACTS | {"text"},
     "sched": FACTS,
     "policy": FACTS | {"sched"},
     "kernels": FACTS | {"cache_files", "processor"},
     "text": FACTS | {"bundled", "gguf_file"},
-    "model": FACTS | {"bundled", "gguf_file", "hub", "progress", "kernels"},
-    "exec": FACTS | {"bundled", "cache_files", "processor", "progress", "model", "kernels"},
+    "model": FACTS | {"bundled", "gguf_file", "hub", "console", "kernels"},
+    "exec": FACTS | {"bundled", "cache_files", "processor", "console", "model", "kernels"},
     "ranker": FACTS | {"bundled"},
     "sim": FACTS,
     "cluster": FACTS | {"bundled", "flags"},
@@ -51,27 +68,26 @@ FLOORS: dict[str, frozenset[str]] = {
         "bundled",
         "cache_files",
         "processor",
-        "progress",
+        "console",
         "policy",
         "sched",
         "kernels",
         "text",
         "model",
         "exec",
-        "ranker",
         "sim",
         "cluster",
         "engine",
     }
     | {"hub", "timeline"},
-    "llm": FACTS | {"bundled", "flags", "progress", "assembly", "engine", "text"},
+    "llm": FACTS | {"bundled", "flags", "console", "assembly", "engine", "text"},
     "link": FACTS
     | {
         "bundled",
         "console",
-        "progress",
         "server_config",
         "logs",
+        "policy",
         "cluster",
         "observer",
         "engine",
@@ -81,30 +97,97 @@ FLOORS: dict[str, frozenset[str]] = {
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "playground": FACTS | {"bundled", "processor", "server_config", "timeline", "link", "openai"},
-    "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
-    "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
+    "serve": FACTS
+    | {
+        "console",
+        "server_config",
+        "flags",
+        "logs",
+        "text",
+        "link",
+        "telemetry",
+        "openai",
+        "playground",
+    },
+    "deploy": FACTS
+    | {
+        "cluster",
+        "console",
+        "flags",
+        "logs",
+        "server_config",
+        "link",
+        "telemetry",
+        "openai",
+        "serve",
+    },
     "batch": FACTS
-    | {"console", "flags", "progress", "server_config", "engine", "assembly", "link", "telemetry", "openai"},
+    | {
+        "console",
+        "flags",
+        "server_config",
+        "engine",
+        "assembly",
+        "link",
+        "telemetry",
+        "openai",
+    },
     "bench": FACTS
     | {"console", "flags", "processor", "reporting", "sched", "exec", "sim", "engine", "timeline"}
-    | {"assembly", "plan"},
+    | {"assembly", "pictures", "plan"},
     "simulate": FACTS
-    | {"bench", "console", "flags", "llm", "policy", "reporting", "sched", "sim", "engine", "timeline", "assembly"},
-    "plan": FACTS | {"bundled", "console", "flags", "processor", "model", "exec", "assembly"},
-    "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "assembly"},
+    | {
+        "bench",
+        "pictures",
+        "console",
+        "flags",
+        "llm",
+        "policy",
+        "reporting",
+        "sched",
+        "sim",
+        "engine",
+        "timeline",
+        "assembly",
+    },
+    "plan": FACTS
+    | {"bundled", "console", "flags", "processor", "kernels", "model", "exec", "sim", "assembly"},
+    "convert": FACTS | {"bundled", "console", "flags", "model", "assembly"},
+    "pictures": FACTS
+    | {"console", "engine", "flags", "observer", "reporting", "sched", "sim", "timeline"},
+    "__main__": frozenset({"cli"}),
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
     "__init__": FACTS | {"llm", "async_llm"},
 }
+HOUSES: Mapping[str, Collection[str]] = {
+    "values": FACTS,
+    "helpers": {
+        "bundled",
+        "cache_files",
+        "console",
+        "gguf_file",
+        "hub",
+        "logs",
+        "processor",
+        "reporting",
+    },
+    "sched": {"observer"},
+    "serve": {"openai", "playground", "telemetry"},
+    "llm": {"async_llm"},
+    "tools": {"bench", "convert", "deploy", "plan", "ranker", "simulate"},
+}
+"""Folders whose parts have floors of their own."""
+MAX_ENTRIES = 24  # of the package
 MAX_MODULES = 20  # of a folder, `__init__` included
-MAX_ARROWS_OF_SERVE = 40  # imports between modules of the folder; more of them, and it is two folders
+# imports between modules of the folder; more of them, and it is two folders
+MAX_ARROWS_OF_SERVE = 40
 STANDARD_LIBRARY_ONLY = FACTS | {"bundled", "sched", "observer", "engine"}
 NO_JAX = STANDARD_LIBRARY_ONLY | {
     "hub",
     "text",
     "sim",
     "console",
-    "progress",
     "link",
     "telemetry",
     "openai",
@@ -124,14 +207,21 @@ MODULES = frozenset(file.module for file in FILES)
 
 
 def part_of(module: str) -> str:
-    """`orca_jax.sched.kv` -> `sched`; the package's own `__init__` is a part too."""
+    """`orca_jax.sched.kv` -> `sched`, `orca_jax.tools.plan.memory` -> `plan`; `__init__` is a part too."""
     names = module.split(".")
+    within = names[2] if len(names) > 2 else ""
+    if names[1:2] == ["tools"] and within == "timeline":
+        return "pictures"
+    if within and within in HOUSES.get(names[1], ()):
+        return within
     return names[1] if len(names) > 1 else "__init__"
 
 
 def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
     """(line, absolute dotted name) of every import, also in functions and under TYPE_CHECKING."""
-    package = file.module.split(".") if file.path.name == "__init__.py" else file.module.split(".")[:-1]
+    package = (
+        file.module.split(".") if file.path.name == "__init__.py" else file.module.split(".")[:-1]
+    )
     for node in file.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -148,7 +238,11 @@ def reason(part: str, name: str) -> str:
     other = part_of(name)
     if other not in FLOORS:
         return f"{other} has no floor"
-    return "it climbs the ladder" if LADDER.index(other) > LADDER.index(part) else "the ladder does not list it"
+    return (
+        "it climbs the ladder"
+        if LADDER.index(other) > LADDER.index(part)
+        else "the ladder does not list it"
+    )
 
 
 def own(name: str) -> bool:
@@ -180,7 +274,9 @@ def test_imports_go_down(file: SourceFile) -> None:
     assert part in FLOORS, f"{part} has no floor: give it one here and in docs/architecture.md"
     for line, name in imports(file):
         if own(name) and part_of(name) != part:
-            assert part_of(name) in FLOORS[part], f"{file}:{line}: {part} may not import {name}: {reason(part, name)}"
+            assert part_of(name) in FLOORS[part], (
+                f"{file}:{line}: {part} may not import {name}: {reason(part, name)}"
+            )
 
 
 @each(FILES)
@@ -189,11 +285,15 @@ def test_deciding_floors_need_no_array_library(file: SourceFile) -> None:
     for line, name in imports(file):
         top = name.split(".")[0]
         if part in STANDARD_LIBRARY_ONLY and not own(name):
-            assert top in sys.stdlib_module_names, f"{file}:{line}: {part} uses the standard library only, not {name}"
+            assert top in sys.stdlib_module_names, (
+                f"{file}:{line}: {part} uses the standard library only, not {name}"
+            )
         if part in NO_JAX:
             assert top not in JAX_FAMILY, f"{file}:{line}: {part} may not import {name}"
         if part in NO_HTTP_SERVER:
-            assert top not in HTTP_SERVERS, f"{file}:{line}: {part} may not import {name}: move it to serve"
+            assert top not in HTTP_SERVERS, (
+                f"{file}:{line}: {part} may not import {name}: move it to serve"
+            )
 
 
 @each(FILES)
@@ -204,7 +304,10 @@ def test_no_wildcard_imports(file: SourceFile) -> None:
 
 
 def test_no_import_cycles() -> None:
-    graph = {file.module: {name for _, name in imports(file) if name in MODULES} - {file.module} for file in FILES}
+    graph = {
+        file.module: {name for _, name in imports(file) if name in MODULES} - {file.module}
+        for file in FILES
+    }
     found = ring(graph)
     assert not found, " <- ".join(found)
 
@@ -225,7 +328,9 @@ def test_no_rings_of_folders() -> None:
     for file in FILES:
         here = folder_of(file)
         graph[here] |= {
-            folders[name] for _, name in imports(file) if name in folders and not nested(folders[name], here)
+            folders[name]
+            for _, name in imports(file)
+            if name in folders and not nested(folders[name], here)
         }
     found = ring(graph)
     assert not found, " <- ".join(found)
@@ -233,7 +338,9 @@ def test_no_rings_of_folders() -> None:
 
 @pytest.mark.parametrize("folder", ["orca_jax", "lab", "tests"])
 def test_folders_are_small(folder: str) -> None:
-    sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py"))
+    sizes = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")
+    )
     assert not {path: size for path, size in sizes.items() if size > MAX_MODULES}
 
 
@@ -242,13 +349,19 @@ def test_serve_has_few_arrows() -> None:
         (file.module, name)
         for file in FILES
         for _, name in imports(file)
-        if name in MODULES and part_of(name) == part_of(file.module) == "serve" and name != file.module
+        if name in MODULES
+        and part_of(name) == part_of(file.module) == "serve"
+        and name != file.module
     }
     assert len(arrows) < MAX_ARROWS_OF_SERVE, sorted(arrows)
 
 
 FAULTS = {
-    "it climbs the ladder": (("sched", "orca_jax.engine"), ("link", "orca_jax.openai.errors"), ("errors", "orca_jax")),
+    "it climbs the ladder": (
+        ("sched", "orca_jax.engine"),
+        ("link", "orca_jax.serve.openai.errors"),
+        ("errors", "orca_jax"),
+    ),
     "the ladder does not list it": (("engine", "orca_jax.text.stream"),),
     "cellar has no floor": (("sched", "orca_jax.cellar.wine"),),
 }
@@ -273,10 +386,12 @@ def test_ring(graph: dict[str, set[str]], nodes: set[str]) -> None:
 
 
 def test_nested() -> None:
-    assert nested("orca_jax.exec", "orca_jax.exec.sampling") and nested("orca_jax.exec.sampling", "orca_jax.exec")
+    assert nested("orca_jax.exec", "orca_jax.exec.sampling") and nested(
+        "orca_jax.exec.sampling", "orca_jax.exec"
+    )
     assert nested("orca_jax.exec", "orca_jax.exec")
     assert not nested("orca_jax.exec", "orca_jax.executor")
-    assert not nested("orca_jax.bench.online", "orca_jax.bench.workload")
+    assert not nested("orca_jax.tools.bench.online", "orca_jax.tools.bench.workload")
 
 
 LOADS = """
@@ -302,10 +417,27 @@ def test_importing_does_not_load_jax_or_an_http_server() -> None:
     ]
     assert all(modules for _, _, modules in parts)
     program = LOADS.format(parts=parts)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == order
 
 
 @each(FILES)
 def test_the_package_never_imports_the_lab(file: SourceFile) -> None:
-    assert not [line for line, module in imports(file) if module.split(".")[0] in ("lab", "scripts", "tests")]
+    assert not [
+        line
+        for line, module in imports(file)
+        if module.split(".")[0] in ("lab", "scripts", "tests")
+    ]
+
+
+def test_the_package_has_few_entries() -> None:
+    entries = [path.name for path in (ROOT / "orca_jax").iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= MAX_ENTRIES, sorted(entries)
+
+
+@each([file for file in FILES if not file.module.startswith(("orca_jax.tools", "orca_jax.cli"))])
+def test_nothing_imports_the_tools(file: SourceFile) -> None:
+    """Only the command line does."""
+    assert not [line for line, name in imports(file) if name.startswith("orca_jax.tools")]

@@ -29,16 +29,24 @@ TEXT_FILES = sorted(
 )
 
 # Unpickling runs code from the file; torch belongs in the environments of peers, not here.
-FORBIDDEN_IMPORTS = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch"})
-HOLDS_CODE = "orca_jax/exec/program_store.py"  # its files are machine code within pickles, from JAX's own serializer
-READS_A_KEY = "orca_jax/bench/online/key.py"  # a secret, which would be seen by others as a flag
-FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"})
+FORBIDDEN_IMPORTS = frozenset(
+    {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch"}
+)
+# its files are machine code within pickles, from JAX's own serializer
+HOLDS_CODE = "orca_jax/exec/program_store.py"
+PASSES_FEW_ON = "orca_jax/text/template.py"  # variables to its processes, which else inherit all
+READS_A_KEY = (
+    "orca_jax/tools/bench/online/key.py"  # a secret, which would be seen by others as a flag
+)
+FORBIDDEN_CALLS = frozenset(
+    {"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
+)
 OF_EXTRAS = {  # imported only if a flag requires it
-    "orca_jax/telemetry/otel.py": {"opentelemetry"},
-    "orca_jax/reporting.py": {"matplotlib"},
-    "orca_jax/timeline/plot.py": {"matplotlib"},
-    "orca_jax/deploy/gang.py": {"ray"},
-    "orca_jax/deploy/ray_serve.py": {"ray"},
+    "orca_jax/serve/telemetry/otel.py": {"opentelemetry"},
+    "orca_jax/helpers/reporting.py": {"matplotlib"},
+    "orca_jax/tools/timeline/plot.py": {"matplotlib"},
+    "orca_jax/tools/deploy/gang.py": {"ray"},
+    "orca_jax/tools/deploy/ray_serve.py": {"ray"},
 }
 HOME_OR_SCRATCH = re.compile(r"(?<![\w.~$}])/(home|root|Users|tmp|mnt|opt|work|workspace)/\w")
 
@@ -83,18 +91,24 @@ def test_no_forbidden_call(file: SourceFile) -> None:
         if isinstance(node, ast.Call):
             assert called_name(node) not in FORBIDDEN_CALLS, f"{file}:{node.lineno}"
             for keyword in node.keywords:
-                risky = keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False"
+                risky = (
+                    keyword.arg in ("shell", "allow_pickle")
+                    and ast.unparse(keyword.value) != "False"
+                )
                 assert not risky, f"{file}:{node.lineno}: {keyword.arg}"
 
 
 @each(PACKAGE_FILES)
 def test_behaviour_does_not_depend_on_the_environment(file: SourceFile) -> None:
-    if str(file) in ("orca_jax/exec/memory.py", HOLDS_CODE, READS_A_KEY):
-        return  # JAX takes its share of a GPU's memory, and XLA its flags, from the environment alone
+    if str(file) in ("orca_jax/exec/memory.py", HOLDS_CODE, READS_A_KEY, PASSES_FEW_ON):
+        # JAX takes its share of a GPU's memory, and XLA its flags, from the environment alone
+        return
     for node in file.nodes:
         if isinstance(node, ast.Attribute | ast.Name):
             name = ast.unparse(node)
-            assert name not in ("os.environ", "os.getenv", "os.putenv", "environ", "getenv"), f"{file}:{node.lineno}"
+            assert name not in ("os.environ", "os.getenv", "os.putenv", "environ", "getenv"), (
+                f"{file}:{node.lineno}"
+            )
 
 
 @each(FILES)
@@ -121,7 +135,9 @@ def test_imports_are_declared() -> None:
     declared = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
     imported_as = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "pyzmq": "zmq"}
     importable = {imported_as.get(name, name.replace("-", "_")) for name in declared}
-    used = set[str]().union(*(imported_packages(file) - OF_EXTRAS.get(str(file), set()) for file in PACKAGE_FILES))
+    used = set[str]().union(
+        *(imported_packages(file) - OF_EXTRAS.get(str(file), set()) for file in PACKAGE_FILES)
+    )
     assert used - importable - set(sys.stdlib_module_names) <= {"orca_jax"}
 
 
@@ -136,7 +152,15 @@ def test_direct_dependencies_are_pinned(extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["scripts/serve", "scripts/test", "scripts/check", "scripts/docs", "scripts/judges/run", ".ci/run"]
+    "name",
+    [
+        "scripts/serve",
+        "scripts/test",
+        "scripts/check",
+        "scripts/docs",
+        "scripts/judges/run",
+        ".ci/run",
+    ],
 )
 def test_shell_scripts_run_and_stop_at_errors(name: str) -> None:
     path = ROOT / name
@@ -161,7 +185,9 @@ def test_links_inside_the_tree_lead_somewhere(path: Path) -> None:
 
 def readme_tree() -> dict[str, str]:
     """Path -> phrase of the README's file tree: two blanks per level, `names   phrase`; names may share a phrase."""
-    block = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(
+        r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     assert block, "README.md has no ```text block with the file tree"
     found: dict[str, str] = {}
     folders: list[str] = []
@@ -178,7 +204,16 @@ def readme_tree() -> dict[str, str]:
 
 def test_readme_tree_is_true() -> None:
     tree = readme_tree()
-    assert not [path for path in tree if not (ROOT / path).exists()], "in the README's tree, but not there"
+    assert not [path for path in tree if not (ROOT / path).exists()], (
+        "in the README's tree, but not there"
+    )
     assert not [path for path, phrase in tree.items() if not phrase], "without a phrase"
     parts = {f"orca_jax/{file.path.parts[1]}" for file in PACKAGE_FILES} - {"orca_jax/__init__.py"}
     assert not parts - set(tree), "there, but not in the README's tree"
+
+
+@each(python_files("orca_jax"))
+def test_bytes_that_cannot_be_decoded_are_caught_by_one_name(file: SourceFile) -> None:
+    """msgspec raises UnicodeDecodeError and RecursionError too, which its own classes leave out: `UNREADABLE`."""
+    wrong = re.findall(r"except .*msgspec\.(?:DecodeError|MsgspecError)", file.text)
+    assert not wrong, wrong

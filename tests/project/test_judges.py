@@ -57,14 +57,24 @@ def answer_all(connection: socket.socket) -> None:
 
 
 def test_every_answer_of_a_connection_is_seen() -> None:
-    with recording(answer_all) as (recorder, seen), httpx.Client(base_url=f"http://127.0.0.1:{recorder.port}") as http:
+    with (
+        recording(answer_all) as (recorder, seen),
+        httpx.Client(base_url=f"http://127.0.0.1:{recorder.port}") as http,
+    ):
         assert http.get("/a?x=1").text == "ok"
         assert http.post("/b", content=b"body").text == "ok"
-    assert [(e.method, e.target, bytes(e.request_body), e.status, bytes(e.body), e.complete) for e in seen] == [
+    assert [
+        (e.method, e.target, bytes(e.request_body), e.status, bytes(e.body), e.complete)
+        for e in seen
+    ] == [
         ("GET", "/a?x=1", b"", 200, b"ok", True),
         ("POST", "/b", b"body", 200, b"ok", True),
     ]
-    assert seen[0].headers["x-request-id"] == "r" and recorder.statuses == {200: 2} and recorder.num_unread == 0
+    assert (
+        seen[0].headers["x-request-id"] == "r"
+        and recorder.statuses == {200: 2}
+        and recorder.num_unread == 0
+    )
 
 
 def test_an_answer_may_come_before_its_request_has_ended() -> None:
@@ -77,7 +87,9 @@ def test_an_answer_may_come_before_its_request_has_ended() -> None:
             client.sendall(head)
             assert client.recv(1000) == ANSWER
             client.sendall(b"body")
-    assert [(e.target, bytes(e.request_body), e.complete) for e in seen] == [("/early", b"body", True)] * 2
+    assert [(e.target, bytes(e.request_body), e.complete) for e in seen] == [
+        ("/early", b"body", True)
+    ] * 2
 
 
 def test_streams_pass_as_they_come_and_hang_ups_too() -> None:
@@ -113,7 +125,10 @@ def test_nonsense_passes_and_is_counted() -> None:
         got.append(connection.recv(65536))
         connection.sendall(b"what?")
 
-    with recording(take) as (recorder, seen), socket.create_connection(("127.0.0.1", recorder.port), 10) as client:
+    with (
+        recording(take) as (recorder, seen),
+        socket.create_connection(("127.0.0.1", recorder.port), 10) as client,
+    ):
         client.sendall(b"\0\1nonsense\r\n\r\n")
         assert client.recv(100) == b"what?"
         assert client.recv(100) == b""
@@ -125,7 +140,9 @@ def test_a_check_that_fails_is_a_violation() -> None:
         raise AssertionError(f"{exchange.status} is wrong")
 
     with listening(answer_all) as port, Recorder(port, refuse).running() as recorder:
-        assert httpx.get(f"http://127.0.0.1:{recorder.port}/a").text == "ok", "the client is not disturbed"
+        assert httpx.get(f"http://127.0.0.1:{recorder.port}/a").text == "ok", (
+            "the client is not disturbed"
+        )
     assert recorder.violations == ["GET /a b'': 200 is wrong"]
 
 

@@ -25,10 +25,15 @@ Finding = tuple[int, str]
 """A line of the file and the text there."""
 
 KNOT = re.compile(r"\b(which|who|whom|whose|whoever|what|whatever|where|wherever|that)\b", re.I)
-PEOPLE = re.compile(r"\b(nobody|somebody|whoever|everybody|anybody|no one|someone|everyone|anyone)\b", re.I)
+PEOPLE = re.compile(
+    r"\b(nobody|somebody|whoever|everybody|anybody|no one|someone|everyone|anyone)\b", re.I
+)
 OPENING = re.compile(r"(What|Who|Whose|How|Where|Which|From|Whether)\b")
 # English has it in "there is no page", and where the "no" belongs to a comparison.
-IS_NO = re.compile(r"(?<!there )\b(is|are) no (?!longer\b|(more|fewer|less|larger|smaller|later) than\b)[a-z]", re.I)
+IS_NO = re.compile(
+    r"(?<!there )\b(is|are) no (?!longer\b|(more|fewer|less|larger|smaller|later) than\b)[a-z]",
+    re.I,
+)
 
 PREPOSITION = re.compile(
     r"(of|for|in|on|at|by|from|to|with|without|as|per|between|within|after|before|under|above|below|beside|than|like|"
@@ -50,7 +55,11 @@ SCRIPTS = python_files("scripts", "lab")
 def docstrings(file: SourceFile) -> Iterator[Finding]:
     """Every docstring, also of a variable, with the line of its beginning."""
     for node in file.nodes:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.lineno, inspect.cleandoc(node.value.value)
 
 
@@ -70,7 +79,9 @@ def messages(file: SourceFile) -> Iterator[Finding]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
         elif isinstance(node, ast.JoinedStr):
-            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values
+            )
         else:
             continue
         if " " in text.strip():
@@ -82,7 +93,11 @@ def _texts_inside(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.JoinedStr):
         return [
             *node.values,
-            *(part.format_spec for part in node.values if isinstance(part, ast.FormattedValue) and part.format_spec),
+            *(
+                part.format_spec
+                for part in node.values
+                if isinstance(part, ast.FormattedValue) and part.format_spec
+            ),
         ]
     return [node.value] if isinstance(node, ast.Expr) else []
 
@@ -133,10 +148,17 @@ def is_no(text: str) -> bool:
 
 
 def found_in(
-    files: list[SourceFile], texts: Callable[[SourceFile], Iterator[Finding]], rule: Callable[[str], object]
+    files: list[SourceFile],
+    texts: Callable[[SourceFile], Iterator[Finding]],
+    rule: Callable[[str], object],
 ) -> list[str]:
     """`file:line: text` of all texts that break a rule."""
-    return [f"{file}:{line}: {' '.join(text.split())}" for file in files for line, text in texts(file) if rule(text)]
+    return [
+        f"{file}:{line}: {' '.join(text.split())}"
+        for file in files
+        for line, text in texts(file)
+        if rule(text)
+    ]
 
 
 def listed(found: list[str]) -> str:
@@ -153,8 +175,9 @@ def test_few_sentences_are_knotted(files: list[SourceFile]) -> None:
     ]
     knotted = [found for knots, found in sorted(every, reverse=True) if knots]
     share = len(knotted) / len(every)
-    assert share <= MAX_KNOTTED, f"{share:.1%} of {len(every)} sentences have relative pronouns; the worst:" + listed(
-        knotted[:SHOWN]
+    assert share <= MAX_KNOTTED, (
+        f"{share:.1%} of {len(every)} sentences have relative pronouns; the worst:"
+        + listed(knotted[:SHOWN])
     )
 
 
@@ -165,13 +188,17 @@ def test_arguments_are_explained_by_a_noun() -> None:
 
 
 def test_few_sentences_hang_on_a_noun_elsewhere() -> None:
-    every = [(f"{file}:{line}: {text}", text) for file in PACKAGE for line, text in documented(file)]
+    every = [
+        (f"{file}:{line}: {text}", text) for file in PACKAGE for line, text in documented(file)
+    ]
     found = [shown for shown, text in every if HANGING.search(text)]
     share = len(found) / len([text for _, text in every if len(text.split()) >= MIN_WORDS])
     assert share <= MAX_HANGING, f"{share:.1%} of the sentences; some:" + listed(found[:SHOWN])
 
 
-@pytest.mark.parametrize("texts", [documented, comments, messages], ids=["docstrings", "comments", "messages"])
+@pytest.mark.parametrize(
+    "texts", [documented, comments, messages], ids=["docstrings", "comments", "messages"]
+)
 def test_data_are_not_people(texts: Callable[[SourceFile], Iterator[Finding]]) -> None:
     found = found_in(PACKAGE + SCRIPTS, texts, people)
     assert not found, "say 'no request', 'the caller', 'each member':" + listed(found)
@@ -179,7 +206,9 @@ def test_data_are_not_people(texts: Callable[[SourceFile], Iterator[Finding]]) -
 
 def test_docstrings_are_not_stubs() -> None:
     found = found_in(PACKAGE + SCRIPTS, docstrings, lambda text: len(text.split()) < MIN_WORDS)
-    assert not found, f"docstrings under {MIN_WORDS} words; write a sentence, or none:" + listed(found)
+    assert not found, f"docstrings under {MIN_WORDS} words; write a sentence, or none:" + listed(
+        found
+    )
 
 
 def test_modules_begin_with_a_noun_or_a_verb() -> None:
@@ -270,17 +299,23 @@ def test_arguments_of_a_sample(sample: SourceFile) -> None:
     assert PREPOSITION.match("of the decoder.") and not PREPOSITION.match("the decoder.")
 
 
-@pytest.mark.parametrize("text", ["It has those of x.", "a such thing", "It has one of its own.", "x is the same."])
+@pytest.mark.parametrize(
+    "text", ["It has those of x.", "a such thing", "It has one of its own.", "x is the same."]
+)
 def test_hanging_sentences(text: str) -> None:
     assert HANGING.search(text)
 
 
-@pytest.mark.parametrize("text", ["a file such as x", "the same page", "these pages", "one of them"])
+@pytest.mark.parametrize(
+    "text", ["a file such as x", "the same page", "these pages", "one of them"]
+)
 def test_sentences_that_stand(text: str) -> None:
     assert not HANGING.search(text)
 
 
-@pytest.mark.parametrize("text", ["x is no directory", "they are no\n integers", "this is no more a file", "is no x"])
+@pytest.mark.parametrize(
+    "text", ["x is no directory", "they are no\n integers", "this is no more a file", "is no x"]
+)
 def test_is_no(text: str) -> None:
     assert is_no(text)
 
@@ -302,7 +337,9 @@ def test_is_not(text: str) -> None:
     assert not is_no(text)
 
 
-@pytest.mark.parametrize("word", ["What", "Who", "Whose", "How", "Where", "Which", "From", "Whether"])
+@pytest.mark.parametrize(
+    "word", ["What", "Who", "Whose", "How", "Where", "Which", "From", "Whether"]
+)
 def test_openings(word: str) -> None:
     assert OPENING.match(f"{word} a page holds.")
     assert not OPENING.match(f"The rest, {word} a page holds.")

@@ -10,8 +10,13 @@ from scripts.lock import EXTRAS, fits, lines_of, needs
 from tests.project.source import ROOT
 
 LOCKS = ("run", *EXTRAS)
-FILES = (*(f"requirements/{name}.txt" for name in (*LOCKS, "smollm2")), "tests/aot/requirements.txt")
-ENTRY = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[\w.+]+)(?: ; [^\\]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+")
+FILES = (
+    *(f"requirements/{name}.txt" for name in (*LOCKS, "smollm2")),
+    "tests/aot/requirements.txt",
+)
+ENTRY = re.compile(
+    r"(?P<name>[\w.-]+)==(?P<version>[\w.+]+)(?: ; [^\\]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+"
+)
 
 
 def pins_of(path: str) -> dict[str, str]:
@@ -28,10 +33,18 @@ def pins_of(path: str) -> dict[str, str]:
 def test_locked_versions_satisfy_the_project() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = settings["project"]["optional-dependencies"]
-    pins = {name: version for lock in LOCKS for name, version in pins_of(f"requirements/{lock}.txt").items()}
+    pins = {
+        name: version
+        for lock in LOCKS
+        for name, version in pins_of(f"requirements/{lock}.txt").items()
+    }
     texts = [*settings["project"]["dependencies"], *settings["build-system"]["requires"]]
-    wanted = [Requirement(text) for text in texts + [text for extra in EXTRAS for text in extras[extra]]]
-    other = [f"{one}: {pins[one.name]}" for one in wanted if not one.specifier.contains(pins[one.name])]
+    wanted = [
+        Requirement(text) for text in texts + [text for extra in EXTRAS for text in extras[extra]]
+    ]
+    other = [
+        f"{one}: {pins[one.name]}" for one in wanted if not one.specifier.contains(pins[one.name])
+    ]
     assert wanted and not other, "run: .venv/bin/python scripts/lock.py"
 
 
@@ -44,9 +57,13 @@ def test_every_file_has_a_hash_and_the_pinned_version(path: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     found = pins_of(path)
-    other = {name: version for name, version in found.items() if pinned.get(name, version) != version}
+    other = {
+        name: version for name, version in found.items() if pinned.get(name, version) != version
+    }
     assert not other, f"{path} is older than constraints.txt; run: .venv/bin/python scripts/lock.py"
-    assert found and (path.startswith("tests/") or not (ROOT / path).read_text(encoding="utf-8").count("://"))
+    assert found and (
+        path.startswith("tests/") or not (ROOT / path).read_text(encoding="utf-8").count("://")
+    )
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -58,7 +75,9 @@ def test_locks_have_all_direct_dependencies(lock: str) -> None:
     run, added = pins_of("requirements/run.txt"), pins_of(f"requirements/{lock}.txt")
     assert needed <= run.keys() | added.keys(), "run: .venv/bin/python scripts/lock.py"
     assert lock == "run" or not run.keys() & added.keys()
-    assert lock == "run" or "\n-r run.txt\n" in (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
+    assert lock == "run" or "\n-r run.txt\n" in (ROOT / f"requirements/{lock}.txt").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,13 +105,20 @@ def test_wheels_of_supported_machines(wheel: str, holds: bool) -> None:
 
 def test_markers() -> None:
     assert all(needs(None)) and all(needs("sys_platform != 'win32'"))
-    assert not any(needs("sys_platform == 'win32'")) and not any(needs("implementation_name == 'pypy'"))
-    assert {True, False} == {*needs("sys_platform == 'darwin'")} == {*needs("python_version < '3.13'")}
+    assert not any(needs("sys_platform == 'win32'")) and not any(
+        needs("implementation_name == 'pypy'")
+    )
+    assert (
+        {True, False} == {*needs("sys_platform == 'darwin'")} == {*needs("python_version < '3.13'")}
+    )
 
 
 def test_lines() -> None:
     def package(name: str, *wheels: str, **more: str) -> dict[str, object]:
-        found = [{"url": f"a/{wheel}", "hashes": {"sha256": digest}} for digest, wheel in enumerate(wheels)]
+        found = [
+            {"url": f"a/{wheel}", "hashes": {"sha256": digest}}
+            for digest, wheel in enumerate(wheels)
+        ]
         return {"name": name, "version": "1", "wheels": found, **more}
 
     pure = "b-1-py3-none-any.whl"

@@ -31,7 +31,11 @@ def aliases(file: SourceFile) -> Iterator[tuple[str, str, str]]:
     for node in file.tree.body:
         if isinstance(node, ast.TypeAlias):
             yield node.name.id.lstrip("_"), ast.unparse(node.value), f"{file}:{node.lineno}"
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and is_type(node.value):
+        elif (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+            and is_type(node.value)
+        ):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name) and CLASS_NAME.fullmatch(target.id):
                     yield target.id.lstrip("_"), ast.unparse(node.value), f"{file}:{node.lineno}"
@@ -54,8 +58,14 @@ def meanings(files: list[SourceFile]) -> dict[str, dict[str, str]]:
 
 
 def test_a_name_is_one_thing() -> None:
-    several = {name: found for name, found in meanings(FILES).items() if len(found) > 1 and name not in EXCEPTIONS}
-    lines = [f"{name}: {', '.join(sorted(found.values()))}" for name, found in sorted(several.items())]
+    several = {
+        name: found
+        for name, found in meanings(FILES).items()
+        if len(found) > 1 and name not in EXCEPTIONS
+    }
+    lines = [
+        f"{name}: {', '.join(sorted(found.values()))}" for name, found in sorted(several.items())
+    ]
     assert not lines, "\n" + "\n".join(lines)
 
 
@@ -101,19 +111,37 @@ def bare_methods(file: SourceFile) -> Iterator[str]:
     """The methods of public classes that are named by a verb of `BARE` alone."""
     for kind in file.nodes:
         if isinstance(kind, ast.ClassDef) and not kind.name.startswith("_"):
-            methods = (each for each in kind.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-            yield from (f"{file}:{each.lineno}: {kind.name}.{each.name}" for each in methods if each.name in BARE)
+            methods = (
+                each
+                for each in kind.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
+            yield from (
+                f"{file}:{each.lineno}: {kind.name}.{each.name}"
+                for each in methods
+                if each.name in BARE
+            )
 
 
 def replaced_parts(file: SourceFile) -> Iterator[str]:
     """The assignments to parts of an engine, such as `built.engine.pool = pool`, also by a patch of tests."""
     for node in file.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [one for each in targets for one in (each.elts if isinstance(each, ast.Tuple) else [each])]
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr") and len(node.args) > 2:
+        targets = [
+            one
+            for each in targets
+            for one in (each.elts if isinstance(each, ast.Tuple) else [each])
+        ]
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("setattr")
+            and len(node.args) > 2
+        ):
             owner, name = node.args[0], node.args[1]
             targets = [ast.Attribute(owner, name.value)] if isinstance(name, ast.Constant) else []
-        for target in [each for each in targets if isinstance(each, ast.Attribute) and each.attr in OWNED]:
+        for target in [
+            each for each in targets if isinstance(each, ast.Attribute) and each.attr in OWNED
+        ]:
             if ast.unparse(target.value).split(".")[-1] == "engine":
                 yield f"{file}: {ast.unparse(target)}"
 
@@ -124,7 +152,11 @@ def test_methods_of_public_classes_have_an_object() -> None:
 
 
 def test_parts_of_the_engine_are_not_replaced_from_outside() -> None:
-    found = [place for file in python_files("orca_jax", "lab", "scripts", "tests") for place in replaced_parts(file)]
+    found = [
+        place
+        for file in python_files("orca_jax", "lab", "scripts", "tests")
+        for place in replaced_parts(file)
+    ]
     assert not found, "use `Engine.reschedule` and `Engine.observed_by`:\n" + "\n".join(found)
 
 

@@ -20,7 +20,9 @@ CELLS = [cell for cell in STORED.cells if cell.cell_type == "code"]
 
 def pictures(notebook: Any) -> list[str]:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    return [
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ]
 
 
 def texts(notebook: Any) -> str:
@@ -44,14 +46,18 @@ def test_each_cell_is_a_program_whose_names_exist(cell: Any) -> None:
 def test_stored_outputs_are_small_and_complete() -> None:
     assert NOTEBOOK.stat().st_size < 200_000
     assert len(pictures(STORED)) == 2 and "(orca)\n16 requests, 82 iterations" in texts(STORED)
-    assert "the model is smollm2" in texts(STORED) and "The capital of France is Paris." in texts(STORED)
+    assert "the model is smollm2" in texts(STORED) and "The capital of France is Paris." in texts(
+        STORED
+    )
     kinds = {output.get("name", output.output_type) for cell in CELLS for output in cell.outputs}
     assert kinds == {"stdout", "execute_result"}, "neither errors nor warnings"
     assert not HOME_OR_SCRATCH.search("".join(cell.source for cell in STORED.cells) + texts(STORED))
 
 
 def test_it_installs_existing_extras() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     named = re.findall(r'"(\w+),"', CELLS[0].source)
     assert named == ["cuda", "tpu"] and {*named, "plot"} <= set(extras)
 
@@ -59,12 +65,16 @@ def test_it_installs_existing_extras() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # without compiled programs, and without a user's settings
+    # without compiled programs, and without a user's settings
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for proxy in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # a closed port: a download would fail
     notebook = run_notebook(tmp_path)
     assert len(pictures(notebook)) == 2
     shown = texts(notebook)
-    assert "(request_level)\n16 requests, 149 iterations" in shown and "(orca)\n16 requests, 82 iterations" in shown
+    assert (
+        "(request_level)\n16 requests, 149 iterations" in shown
+        and "(orca)\n16 requests, 82 iterations" in shown
+    )
     assert "the model is " in shown and "The sea was" in shown

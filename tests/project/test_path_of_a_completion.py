@@ -30,19 +30,19 @@ import pytest
 import orca_jax
 from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.local import LocalEngine
-from orca_jax.config import EngineConfig
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.serve.app import create_app
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import Member
-from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.step import Member
 from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.programs import compiled_late, compiled_quickly
 from tests.sampling import GREEDY
 from tests.serve.running import MODEL, Server, running, wait_until
 
 COMPLETION, RESPONSE, MESSAGE = "/v1/completions", "/v1/responses", "/v1/messages"
-MAX_FILES = {COMPLETION: 56, RESPONSE: 66, MESSAGE: 64}  # the others render a chat
+MAX_FILES = {COMPLETION: 56, RESPONSE: 60, MESSAGE: 60}  # the others render a conversation
 MAX_FORMS = {COMPLETION: 18, RESPONSE: 19, MESSAGE: 19}
 BODIES = {
     COMPLETION: {"prompt": "hi", "max_tokens": 4, "ignore_eos": True},
@@ -60,7 +60,9 @@ STARTUP = {
 
 
 def relative(paths: set[str]) -> set[str]:
-    return {str(Path(path).relative_to(PACKAGE)) for path in paths if Path(path).is_relative_to(PACKAGE)}
+    return {
+        str(Path(path).relative_to(PACKAGE)) for path in paths if Path(path).is_relative_to(PACKAGE)
+    }
 
 
 def record_of(folder: Path, process: psutil.Process) -> dict[str, float]:
@@ -94,22 +96,32 @@ def host_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Files of a streamed answer in both processes, by route; the toy executor stands for the device."""
     folder = tmp_path_factory.mktemp("tracer")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TRACER), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(TRACER), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        )
         patch.setenv("ORCA_JAX_TRACER", str(folder))
         with running() as server:
             processes = [psutil.Process(server.process.pid), server.engine()]
             windows = {
-                path: [files_of_one_call(server, path, folder, processes) for _ in range(NUM_CALLS)] for path in BODIES
+                path: [files_of_one_call(server, path, folder, processes) for _ in range(NUM_CALLS)]
+                for path in BODIES
             }
     files = {path: set.intersection(*each) for path, each in windows.items()}
-    return {path: {file for file in each if not file.startswith("sim/")} for path, each in files.items()}
+    return {
+        path: {file for file in each if not file.startswith("sim/")} for path, each in files.items()
+    }
 
 
-def files_of_one_call(server: Server, path: str, folder: Path, processes: list[psutil.Process]) -> set[str]:
+def files_of_one_call(
+    server: Server, path: str, folder: Path, processes: list[psutil.Process]
+) -> set[str]:
     """Files with a function that has run since the start of one call, heartbeats and timers of that time included."""
     start = time.monotonic()
     answer = server.http.post(path, json={"model": MODEL, "stream": True, **BODIES[path]})
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith(
+        "text/event-stream"
+    ), answer.text
     records = [record_of(folder, process) for process in processes]
     return relative({path for record in records for path, at in record.items() if at >= start})
 
@@ -130,7 +142,9 @@ def device_files(program_cache: str) -> set[str]:
     with small_executor(program_cache) as executor:
 
         def run() -> None:
-            member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
+            member = Member(
+                "r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY
+            )
             assert len(executor.collect(executor.submit(plan(member))).token_ids) == 1
 
         run()  # once before: the first launch loads what later ones have
@@ -145,8 +159,10 @@ def lower(executor: JaxExecutor) -> None:
 
 
 @pytest.mark.parametrize("path", MAX_FILES)
-def test_a_call_crosses_few_files(path: str, host_files: dict[str, set[str]], device_files: set[str]) -> None:
-    assert {"serve/handlers.py", "engine.py", "link/process.py"} <= host_files[path]
+def test_a_call_crosses_few_files(
+    path: str, host_files: dict[str, set[str]], device_files: set[str]
+) -> None:
+    assert {"serve/handlers.py", "engine.py", "link/loop.py"} <= host_files[path]
     assert {"exec/executor.py", "model/transformer.py"} <= device_files
     files = sorted(host_files[path] | device_files)
     assert len(files) <= MAX_FILES[path], f"{len(files)} files: {' '.join(files)}"
@@ -156,12 +172,12 @@ def test_a_call_crosses_few_files(path: str, host_files: dict[str, set[str]], de
 FORMS: dict[str, set[str]] = {
     "'body of the call'": set(),
     "CompletionRequest": set(),
-    "Prompt": set(),
+    "Prompt": {"Asked"},
     "SamplingParams": set(),
     "Submit": {"Job"},
     "'frame of the link'": set(),
     "Request": {"Page"},
-    "Choice": {"Selection", "_SelectionBuilder", "Hit"},
+    "Choice": {"Selection", "SelectionDraft", "Hit"},
     "Member": {"RowSampling", "StepPlan", "InFlight"},
     "'columns of the row table'": set(),
     "Segment": set(),
@@ -179,23 +195,24 @@ FORMS_OF = {
     RESPONSE: {
         **SHARED,
         "ResponsesRequest": {"InputMessage"},
-        "ChatRequest": {"UserMessage"},
+        "TemplatePrompt": set(),
         "'event of the answer'": {"ModelResponse", "MessageItem", "ShownText", "StoredResponse"},
     },
     MESSAGE: {
         **SHARED,
         "MessagesRequest": {"TurnMessage", "TextBlock"},
-        "ChatRequest": {"Converted", "UserMessage", "TextPart"},
+        "TemplatePrompt": set(),
         "'event of the answer'": {"MessageAnswer", "AnswerText"},
     },
 }
-"""A response and a message become a chat, with its conversation: one form more."""
+"""A response and a message are conversations before they are prompts: one form more."""
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
-    "Answer", "AnswerForm", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts",
-    "EngineStats", "ExecutorStats", "FlatTools", "HeadMajorPages", "Heartbeat", "Ignored", "MessageUsage",
-    "PromptDetails", "Range", "RequestEnd", "RequestMetrics", "ResponseUsage", "ResultReady", "Row", "ToolRules",
-    "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
+    "Answer", "AnswerForm", "AskedTools", "BadLine", "Caches", "Deadlines", "DeviceState",
+    "DraftCounts", "EngineStats", "ExecutorStats", "FlatTools", "HeadMajorPages", "Heartbeat",
+    "History", "Ignored", "Limits", "MessageUsage", "PromptDetails", "Range", "RequestEnd",
+    "RequestMetrics", "ResponseUsage", "ResultReady", "Row", "ToolRules", "ToyRow", "Urgency", "Usage",
+    "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 
@@ -203,7 +220,11 @@ def value_classes(values: dict[str, Any], found: dict[str, set[int]], kept: list
     """Note the value classes of the package among the variables of a function; `kept` keeps ids from being reused."""
     for value in values.values():
         kind = type(value)
-        is_value = dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "_fields")
+        is_value = (
+            dataclasses.is_dataclass(kind)
+            or issubclass(kind, msgspec.Struct)
+            or hasattr(kind, "_fields")
+        )
         if is_value and kind.__module__.startswith("orca_jax."):
             found.setdefault(kind.__name__, set()).add(id(value))
             kept.append(value)
@@ -216,17 +237,22 @@ class Collector:
         self.others = others
         self.found: dict[str, set[int]] = {}
         self.kept: list[object] = []
+        self.is_entered = False
 
     def __enter__(self) -> "Collector":
+        self.is_entered = True
         threading.settrace_all_threads(self._trace)
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.is_entered = False
         sys.settrace(None)
         threading.settrace_all_threads(None)  # type: ignore[arg-type]
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self.is_entered:  # a frame of a thread that was entered before returns
+            return None
         code = frame.f_code
         if not code.co_filename.startswith(str(PACKAGE)) or code.co_name == "<module>":
             return None
@@ -238,7 +264,9 @@ class Collector:
 def made_in_the_last(collectors: list[Collector]) -> set[str]:
     """Names of the classes with an instance that only the last collector saw: values that live longer do not count."""
     *before, last = collectors
-    old = {number for collector in before for numbers in collector.found.values() for number in numbers}
+    old = {
+        number for collector in before for numbers in collector.found.values() for number in numbers
+    }
     return {name for name, numbers in last.found.items() if numbers - old}
 
 
@@ -253,7 +281,9 @@ def classes_of_the_host(path: str) -> set[str]:
         with build_engine(config.engine) as built:
             async with LocalEngine(built, config) as engine:
                 app = create_app(engine._service, config, ServerObserver(config))
-                http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
+                http = httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
+                )
                 for _ in range(3):
                     with Collector(others) as collector:
                         answer = await http.post(path, json=body)
@@ -282,9 +312,17 @@ def classes_of_the_device(program_cache: str) -> set[str]:
 def test_a_call_has_few_forms(path: str, program_cache: str) -> None:
     forms = FORMS_OF[path]
     assert len(forms) <= MAX_FORMS[path]
-    made = classes_of_the_host(path) | (classes_of_the_device(program_cache) if path == COMPLETION else set())
-    host = {form for form in forms if form[0] != "'"} & {"CompletionRequest", "MessagesRequest", "ResponsesRequest"}
+    made = classes_of_the_host(path) | (
+        classes_of_the_device(program_cache) if path == COMPLETION else set()
+    )
+    host = {form for form in forms if form[0] != "'"} & {
+        "CompletionRequest",
+        "MessagesRequest",
+        "ResponsesRequest",
+    }
     assert {*host, "Submit", "Request", "Member", "MemberResult", "RequestUpdate"} <= made
-    known = {name for form, containers in forms.items() for name in (form, *containers)} | ABOUT_A_CALL
+    known = {
+        name for form, containers in forms.items() for name in (form, *containers)
+    } | ABOUT_A_CALL
     new = sorted(made - known)
     assert not new, f"new forms: merge them with one of FORMS, or say what they are: {new}"

@@ -21,11 +21,11 @@ import pytest
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.args import parse_args as parse_batch
-from orca_jax.bundled import chosen_model
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import chosen_model
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.listen import listening
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 from tests.project.quickstart import BLOCKS, ERRORS, PAGE, Machine, small_model
 from tests.project.source import ROOT
 
@@ -61,11 +61,16 @@ def test_each_block_is_a_program_whose_names_and_flags_exist(block: tuple[str, s
         elif line.startswith(BATCHES):
             parse_batch(shlex.split(line.removeprefix(BATCHES)))
         else:
-            assert all((ROOT / path).is_file() for path in re.findall(r"scripts/\w+\.py|constraints\.txt", line))
+            assert all(
+                (ROOT / path).is_file()
+                for path in re.findall(r"scripts/\w+\.py|constraints\.txt", line)
+            )
 
 
 def test_extras_that_it_installs_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     named = set(re.findall(r"(?:\.|orca-jax)\[(\w+)\]", PAGE))
     assert named == {"cuda", "tpu"} and named <= set(extras)
 
@@ -77,7 +82,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def edited(model: Path, **changes: object) -> Path:
     file = model / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
+    file.write_text(
+        json.dumps({**json.loads(file.read_text(encoding="utf-8")), **changes}), encoding="utf-8"
+    )
     return model
 
 
@@ -102,20 +109,25 @@ def only_orbax(model: Path) -> Path:
     return without(model, "config.json")
 
 
-WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
+# changes of a complete model, by the message they cause
+WRONG: dict[str, Callable[[Path], EngineConfig]] = {
     "is not a directory": lambda model: EngineConfig("smol"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
-    "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
+    "model_type 'mamba' is not supported": lambda model: EngineConfig(
+        str(edited(model, model_type="mamba"))
+    ),
     "config.json: unknown for": lambda model: EngineConfig(str(edited(model, logit_scale=0.5))),
     "holds only pickled weights": lambda model: EngineConfig(str(pickled(model))),
-    "it has neither model.safetensors nor": lambda model: EngineConfig(str(without(model, "model.safetensors"))),
+    "it has neither model.safetensors nor": lambda model: EngineConfig(
+        str(without(model, "model.safetensors"))
+    ),
     "holds an adapter": lambda model: EngineConfig(str(an_adapter(model))),
     "has an Orbax checkpoint only": lambda model: EngineConfig(str(only_orbax(model))),
     "no tokenizer.json at": lambda model: EngineConfig(str(without(model, "tokenizer.json"))),
     "does not divide": lambda model: EngineConfig(str(model), tensor_parallel_size=5),
     "but this process sees 1": lambda model: EngineConfig(str(model), tensor_parallel_size=16),
     "GiB are free for the KV cache": lambda model: EngineConfig(
-        str(model), scheduler="orca", max_num_seqs=10**9, tensor_parallel_size=1
+        str(model), scheduler="orca", max_num_seqs=65_536, tensor_parallel_size=1
     ),
     "is more than the model's": lambda model: EngineConfig(str(model), max_model_len=10**6),
 }
@@ -127,7 +139,8 @@ def test_errors_of_a_newcomer(message: str, model: Path, tmp_path: Path) -> None
     jax.devices()  # JAX has started, so the number of devices is fixed
     with pytest.raises(ConfigError) as caught:
         build_engine(WRONG[message](copy))
-    assert re.sub(r"sees 1\b", "sees 8", message) in caught.value.message  # tests have eight devices
+    # tests have eight devices
+    assert re.sub(r"sees 1\b", "sees 8", message) in caught.value.message
 
 
 def test_the_error_of_a_used_port() -> None:
@@ -135,7 +148,9 @@ def test_the_error_of_a_used_port() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught, listening(parse_args(["--port", str(port)])):
             pass
-    assert caught.value.message.replace(str(port), "8000").startswith("port 8000 on 127.0.0.1 is already in use")
+    assert caught.value.message.replace(str(port), "8000").startswith(
+        "port 8000 on 127.0.0.1 is already in use"
+    )
 
 
 def test_all_errors_of_the_page_are_tested() -> None:
@@ -174,4 +189,6 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, port: int) -> None:
     answers = (machine.clone / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(answers) == 2 and all(json.loads(answer)["error"] is None for answer in answers)
     installed = (machine.bin / "pip.txt").read_text(encoding="utf-8")
-    assert "-e .[cuda]" in installed and "-e .[tpu]" in installed and "--require-hashes" in installed
+    assert (
+        "-e .[cuda]" in installed and "-e .[tpu]" in installed and "--require-hashes" in installed
+    )

@@ -39,7 +39,11 @@ class Clone:
         self.bin = folder / "bin"
         self.record = folder / "record"
         self.bin.mkdir(parents=True)
-        shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        shutil.copytree(
+            ROOT / "scripts",
+            self.root / "scripts",
+            ignore=shutil.ignore_patterns("*.py", "__pycache__"),
+        )
         (self.root / "tests" / "aot").mkdir(parents=True)
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
         for name in ("pyproject.toml", "tests/aot/requirements.txt"):
@@ -79,7 +83,12 @@ class Clone:
 
     def served(self, *flags: str) -> str:
         """What the stand-in prints for the server."""
-        return " ".join(["ran -m orca_jax.serve --config", f"{self.root}/scripts/lib/serve.yaml", *flags]) + "\n"
+        return (
+            " ".join(
+                ["ran -m orca_jax.serve --config", f"{self.root}/scripts/lib/serve.yaml", *flags]
+            )
+            + "\n"
+        )
 
     def installation(self, lock: str = "run") -> list[str]:
         """The record of an installation: the files of a lock, then the project alone."""
@@ -108,7 +117,8 @@ def test_without_any_python_it_prints_instructions(clone: Clone) -> None:
 
 
 def test_an_old_python_is_passed_over(clone: Clone) -> None:
-    clone.add_python("python3.12", "#!/usr/bin/env bash\nexit 1\n")  # like pyenv's shim of an inactive version
+    # like pyenv's shim of an inactive version
+    clone.add_python("python3.12", "#!/usr/bin/env bash\nexit 1\n")
     clone.add_python("python3")
     assert clone.run()[0] == 0
 
@@ -120,7 +130,9 @@ def test_a_python_without_venv_is_named(clone: Clone) -> None:
     assert "python3-venv" in err
 
 
-@pytest.mark.parametrize("place", [".pyenv/versions/3.13.1", ".local/share/uv/python/cpython-3.13.1-linux"])
+@pytest.mark.parametrize(
+    "place", [".pyenv/versions/3.13.1", ".local/share/uv/python/cpython-3.13.1-linux"]
+)
 def test_python_outside_path_is_found(clone: Clone, place: str) -> None:
     folder = clone.bin.parent / place / "bin"
     folder.mkdir(parents=True)
@@ -138,10 +150,16 @@ def test_installs_once_and_passes_flags_on(clone: Clone) -> None:
     )
     assert clone.run("serve", "--port", "1") == (0, clone.served("--port", "1"), messages)
     assert clone.run("serve") == (0, clone.served(), "")
-    assert clone.all_recorded() == ["venv", *clone.installation(), f"pip {clone.root}/requirements/smollm2.txt"]
+    assert clone.all_recorded() == [
+        "venv",
+        *clone.installation(),
+        f"pip {clone.root}/requirements/smollm2.txt",
+    ]
 
 
-@pytest.mark.parametrize("flags", ["M --port 1", "--port 1 --model M", "--model=M", "--config c.yaml", "--help"])
+@pytest.mark.parametrize(
+    "flags", ["M --port 1", "--port 1 --model M", "--model=M", "--config c.yaml", "--help"]
+)
 def test_another_model_needs_no_download(clone: Clone, flags: str) -> None:
     clone.add_python("python3")
     assert clone.run("serve", *flags.split())[:2] == (0, clone.served(*flags.split()))
@@ -193,7 +211,7 @@ def test_without_compilers_the_other_tests_run(clone: Clone) -> None:
 
 def test_tpu_check_needs_the_tpu_extra_only_for_a_tpu(clone: Clone) -> None:
     clone.add_python("python3")
-    assert clone.run("tpu_check", "--dry-run")[1] == "ran -m device_check tpu --dry-run\n"
+    assert clone.run("tpu_check", "--dry-run")[1] == "ran -m lab.device_check tpu --dry-run\n"
     assert clone.run("tpu_check")[0] == 0
     assert clone.recorded() == ["venv", *clone.installation(), *clone.installation("tpu")]
 

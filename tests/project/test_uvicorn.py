@@ -43,13 +43,25 @@ SIGNATURES: dict[Any, str] = {
 # The code that calls our methods: (method, the calls in its source).
 CALLS: list[tuple[Any, tuple[str, ...]]] = [
     (H11Protocol.data_received, ("self.conn.receive_data(data)", "self.handle_events()")),
-    (H11Protocol.handle_events, ("self.conn.next_event()", "except h11.RemoteProtocolError:", "send_400_response(")),
+    (
+        H11Protocol.handle_events,
+        ("self.conn.next_event()", "except h11.RemoteProtocolError:", "send_400_response("),
+    ),
     (H11Protocol.connection_made, ("self.connections.add(self)",)),
-    (H11Protocol.connection_lost, ("self.connections.discard(self)", "self.cycle.disconnected = True")),
+    (
+        H11Protocol.connection_lost,
+        ("self.connections.discard(self)", "self.cycle.disconnected = True"),
+    ),
     (RequestResponseCycle.send, ("self.on_response()", "if self.disconnected:")),
     (RequestResponseCycle.receive, ("await self.message_event.wait()", "if self.disconnected")),
-    (uvicorn.Server._serve, ("await self.startup(sockets=sockets)", "await self.shutdown(sockets=sockets)")),
-    (uvicorn.Server.shutdown, ("for server in self.servers:", "connection.shutdown()", "timeout_graceful_shutdown")),
+    (
+        uvicorn.Server._serve,
+        ("await self.startup(sockets=sockets)", "await self.shutdown(sockets=sockets)"),
+    ),
+    (
+        uvicorn.Server.shutdown,
+        ("for server in self.servers:", "connection.shutdown()", "timeout_graceful_shutdown"),
+    ),
 ]
 
 
@@ -58,7 +70,9 @@ def test_signatures(method: Any) -> None:
     assert ", ".join(inspect.signature(method).parameters) == SIGNATURES[method]
 
 
-@pytest.mark.parametrize(("method", "calls"), CALLS, ids=lambda value: getattr(value, "__qualname__", None))
+@pytest.mark.parametrize(
+    ("method", "calls"), CALLS, ids=lambda value: getattr(value, "__qualname__", None)
+)
 def test_calls(method: Any, calls: tuple[str, ...]) -> None:
     source = inspect.getsource(method)
     assert [call for call in calls if call not in source] == []
@@ -77,15 +91,22 @@ def test_attributes() -> None:
     assert isinstance(protocol.conn, h11.Connection) and protocol.loop is loop
     assert {"conn", "cycle", "flow", "loop", "server_state", "transport"} <= vars(protocol).keys()
     assert {"connections", "default_headers"} <= vars(ServerState()).keys()
-    assert {"config", "server_state", "should_exit", "started"} <= vars(uvicorn.Server(config)).keys()
+    assert {"config", "server_state", "should_exit", "started"} <= vars(
+        uvicorn.Server(config)
+    ).keys()
     assert STATUS_PHRASES[431] == b"Request Header Fields Too Large"
     assert protocol.conn.their_state is h11.IDLE and protocol.conn.trailing_data == (b"", False)
     cycle = inspect.getsource(RequestResponseCycle.__init__)
-    assert all(f"self.{name} = " in cycle for name in ("disconnected", "message_event", "response_complete"))
+    assert all(
+        f"self.{name} = " in cycle
+        for name in ("disconnected", "message_event", "response_complete")
+    )
 
 
 @pytest.mark.parametrize("name", ["uvicorn", "h11"])
 def test_the_version_has_an_upper_bound(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (bound,) = re.findall(rf"{name}>=[0-9.]+,<0\.([0-9]+)\b", " ".join(project["project"]["dependencies"]))
+    (bound,) = re.findall(
+        rf"{name}>=[0-9.]+,<0\.([0-9]+)\b", " ".join(project["project"]["dependencies"])
+    )
     assert version(name).split(".")[0] == "0" and int(version(name).split(".")[1]) < int(bound)

@@ -29,7 +29,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def built_wheel(folder: Path, variables: Mapping[str, str]) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=True, capture_output=True)
+    subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, check=True, capture_output=True
+    )
     (path,) = folder.glob("*.whl")
     return path
 
@@ -49,7 +51,7 @@ def test_holds_the_package_and_its_data(wheel: Path) -> None:
     names = {name for name in names_under(wheel, "orca_jax/") if not name.startswith(mapped)}
     assert names == files_under(ROOT / "orca_jax")
     assert {"py.typed", "engine.py", "model/presets.json"} <= names
-    assert any(name.startswith("playground/") and name.endswith(".html") for name in names)
+    assert any(name.startswith("serve/playground/") and name.endswith(".html") for name in names)
 
 
 def test_installs_the_command(wheel: Path) -> None:
@@ -82,7 +84,7 @@ def test_generates_outside_the_tree(model: str, wheel: Path, tmp_path: Path) -> 
 import orca_jax
 from orca_jax.exec import buckets
 from orca_jax.llm import LLM
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 
 buckets._MIN_LARGEST_WIDTH, buckets._FINE, buckets._COARSE = 8, (4,), (4,)  # fewer programs to compile
 llm = LLM(model="{model}", max_num_seqs=2, max_num_batched_tokens=4, **{settings})
@@ -94,7 +96,12 @@ print(len(output.outputs[0].token_ids))
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
     quick = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiles in half of the time
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, env=quick, capture_output=True, text=True, check=False
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=quick,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "orca_jax" / "__init__.py"), "4"]
@@ -105,21 +112,36 @@ def test_the_metadata_are_complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         found = Metadata.from_email(archive.read(name), validate=True)
-        licences = {name.rpartition("/")[2] for name in archive.namelist() if ".dist-info/licenses/" in name}
+        licences = {
+            name.rpartition("/")[2] for name in archive.namelist() if ".dist-info/licenses/" in name
+        }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (found.name, str(found.version), found.summary) == ("orca-jax", project["version"], project["description"])
+    assert (found.name, str(found.version), found.summary) == (
+        "orca-jax",
+        project["version"],
+        project["description"],
+    )
     assert found.license_expression == "Apache-2.0 AND MIT"
     assert licences == {"LICENSE", "NOTICE", "marked.LICENSE"}
-    assert found.description_content_type == "text/markdown" and found.description == (ROOT / "README.md").read_text()
+    assert (
+        found.description_content_type == "text/markdown"
+        and found.description == (ROOT / "README.md").read_text()
+    )
     assert str(found.requires_python) == project["requires-python"] and found.keywords
     assert found.classifiers and set(found.classifiers) <= trove_classifiers.classifiers
     assert set(found.provides_extra or ()) == set(project["optional-dependencies"])
-    needed = {canonicalize_name(one.name) for one in found.requires_dist or () if one.marker is None}
+    needed = {
+        canonicalize_name(one.name) for one in found.requires_dist or () if one.marker is None
+    }
     assert needed == {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
 
 
 def test_versions_of_python_are_those_of_the_classifiers(wheel: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = [text.rpartition(" ")[2] for text in project["classifiers"] if text.startswith("Programming Language")]
+    named = [
+        text.rpartition(" ")[2]
+        for text in project["classifiers"]
+        if text.startswith("Programming Language")
+    ]
     assert all(SpecifierSet(project["requires-python"]).contains(version) for version in named)
     assert f">={named[0]}" == project["requires-python"]

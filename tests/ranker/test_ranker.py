@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from lab.rank_correlation import kendall_tau
 from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.scheduler import build_scheduling
-from orca_jax.bundled import demo_directory, ranker_directory
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, EngineConfig
-from orca_jax.errors import ConfigError
+from orca_jax.helpers.bundled import demo_directory, ranker_directory
 from orca_jax.model.describe import read_model_config
-from orca_jax.ranker.scorer import Calibration, Scorer
-from orca_jax.ranker.storage import PARAMS, load_scorer
 from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.tools.ranker.scorer import Calibration, Scorer
+from orca_jax.tools.ranker.storage import PARAMS, load_scorer
+from orca_jax.values.cache_spec import one_group
+from orca_jax.values.config import CacheConfig, EngineConfig
+from orca_jax.values.errors import ConfigError
 from scripts.length_ranker.export import calibrate, save_scorer, scorer_of
 from scripts.length_ranker.ranker import Ranker, list_mle
 
@@ -46,7 +46,10 @@ def make_scorer() -> Scorer:
 
 def padded(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Ids [N, T], with random ids as padding, and the mask of tokens."""
-    is_token = np.arange(max(map(len, prompts)))[None, :] < np.array([len(prompt) for prompt in prompts])[:, None]
+    is_token = (
+        np.arange(max(map(len, prompts)))[None, :]
+        < np.array([len(prompt) for prompt in prompts])[:, None]
+    )
     ids = np.full(is_token.shape, VOCAB - 1, np.int32)
     ids[is_token] = np.concatenate(prompts)
     return ids, is_token
@@ -74,9 +77,13 @@ def test_host_and_model_say_the_same() -> None:
     ids, is_token = padded(prompts)
     scorer = scorer_of(ranker, Calibration(np.zeros(1), np.ones(1)))
     wanted = np.asarray(
-        nnx.jit(lambda ranker, *tokens: ranker(*tokens))(ranker, jnp.asarray(ids), jnp.asarray(is_token))
+        nnx.jit(lambda ranker, *tokens: ranker(*tokens))(
+            ranker, jnp.asarray(ids), jnp.asarray(is_token)
+        )
     )
-    assert [scorer.score(prompt) for prompt in prompts] == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)
+    assert [scorer.score(prompt) for prompt in prompts] == pytest.approx(
+        wanted.tolist(), rel=1e-4, abs=1e-5
+    )
 
 
 # Scores, lengths and number of groups -> tokens at the middles of the groups.
@@ -97,7 +104,9 @@ def test_calibration_by_hand(case: str) -> None:
     assert found.tokens.tolist() == pytest.approx(expected)
 
 
-@given(st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 400)), min_size=1, max_size=60))
+@given(
+    st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(1, 400)), min_size=1, max_size=60)
+)
 def test_a_higher_score_never_means_fewer_tokens(pairs: list[tuple[float, int]]) -> None:
     scores, lengths = (np.asarray(values, np.float32) for values in zip(*pairs, strict=True))
     found = calibrate(scores, lengths, knots=8)
@@ -148,7 +157,9 @@ def test_a_ranker_of_other_types_than_floats_is_refused(tmp_path: Path, dtype: t
     broken = make_scorer()
     object.__setattr__(broken, "queries", broken.queries.astype(dtype))
     save_scorer(broken, tmp_path)
-    with pytest.raises(ConfigError, match=rf"queries: type {np.dtype(dtype).name} is not a float type"):
+    with pytest.raises(
+        ConfigError, match=rf"queries: type {np.dtype(dtype).name} is not a float type"
+    ):
         load_scorer(tmp_path)
 
 
@@ -156,7 +167,9 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
     """The bundled ranker fits the demo model. Another vocabulary and a missing directory are errors."""
     model = read_model_config(str(demo_directory()))
     cache = CacheConfig(one_group(model.layer_caches), (64,), 16, "float32")
-    config = EngineConfig(scheduler="chunked", scheduling_policy="shortest", length_predictor="demo")
+    config = EngineConfig(
+        scheduler="chunked", scheduling_policy="shortest", length_predictor="demo"
+    )
     _, pool = build_scheduling(choices_of(config), model, 256, cache, 64)
     assert pool.predictor.name == "learned"
     with pytest.raises(ConfigError, match="vocabulary of 2048 ids") as error:
@@ -164,13 +177,17 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
     assert error.value.param == "length_predictor"
     for name in ("median", str(tmp_path / "nowhere")):
         with pytest.raises(ConfigError, match="length_predictor must be"):
-            build_scheduling(choices_of(replace(config, length_predictor=name)), model, 256, cache, 64)
+            build_scheduling(
+                choices_of(replace(config, length_predictor=name)), model, 256, cache, 64
+            )
 
 
 def test_the_bundled_one_is_small() -> None:
     directory = ranker_directory("demo")
     assert sum(path.stat().st_size for path in directory.rglob("*")) < 2**20
-    assert (directory / PARAMS).is_dir() and "Kendall's tau" in (directory / "README.md").read_text()
+    assert (directory / PARAMS).is_dir() and "Kendall's tau" in (
+        directory / "README.md"
+    ).read_text()
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.errors import CheckpointError, ConfigError, RequestError
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.model.trees.memory import nested
+from orca_jax.values.errors import CheckpointError, ConfigError, RequestError
 from tests.rollouts.test_weights import GPT2, flat_of
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [5, 6], [9] * 9]
@@ -22,8 +22,19 @@ EACH = [
 
 
 def small(cache: str, **settings: Any) -> LLM:
-    options = {"tokenizer": "byte", "compile_cache": cache, "progress": False, "dtype": "float32", "num_pages": 60}
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "page_size": 8, "strict_compile": True}
+    options = {
+        "tokenizer": "byte",
+        "compile_cache": cache,
+        "progress": False,
+        "dtype": "float32",
+        "num_pages": 60,
+    }
+    sizes = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "page_size": 8,
+        "strict_compile": True,
+    }
     return LLM(str(GPT2), **{**options, **sizes, **settings})
 
 
@@ -31,7 +42,10 @@ def tree(seed: int) -> dict[str, Any]:
     """Another set of weights for each seed."""
     draw = np.random.default_rng(seed)
     return nested(
-        {keys: value + 0.3 * draw.standard_normal(value.shape, np.float32) for keys, value in flat_of(GPT2).items()}
+        {
+            keys: value + 0.3 * draw.standard_normal(value.shape, np.float32)
+            for keys, value in flat_of(GPT2).items()
+        }
     )
 
 
@@ -49,7 +63,8 @@ def held() -> tuple[int, int]:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
 @pytest.mark.parametrize(
-    "parallel", [{"tensor_parallel_size": 1}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}]
+    "parallel",
+    [{"tensor_parallel_size": 1}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}],
 )
 def test_a_hundred_updates_under_load(parallel: dict[str, int], program_cache: str) -> None:
     trees = [tree(seed) for seed in range(3)]
@@ -60,7 +75,9 @@ def test_a_hundred_updates_under_load(parallel: dict[str, int], program_cache: s
             outputs = llm.generate(PROMPTS, EACH, use_tqdm=False)
             expected.append(texts(outputs))
             assert [output.weight_version for output in outputs] == [len(expected)] * 3
-        assert len({text for each in expected for text in each}) == 9, "each set of weights has texts of its own"
+        assert len({text for each in expected for text in each}) == 9, (
+            "each set of weights has texts of its own"
+        )
         before = held()
         for number in range(100):
             old, new = (number - 1) % 3, number % 3
@@ -77,7 +94,9 @@ def test_a_hundred_updates_under_load(parallel: dict[str, int], program_cache: s
             outputs = llm.generate(PROMPTS, EACH, use_tqdm=False)
             assert texts(outputs) == expected[new] and llm.engine.pool.num_cache_hits == hits
             chosen = outputs[0].outputs[0].logprobs
-            assert chosen is not None and len(chosen) == 12, "log probabilities come from the same pass"
+            assert chosen is not None and len(chosen) == 12, (
+                "log probabilities come from the same pass"
+            )
             llm.generate(PROMPTS, EACH, use_tqdm=False)
             assert llm.engine.pool.num_cache_hits > hits
         assert held() == before
@@ -97,8 +116,13 @@ def test_open_requests_can_be_aborted_and_quantised_weights_are_kept(program_cac
         llm._turns.step()
         assert llm.update_params(tree(0), 7, abort_all_requests=True) == 7
         outputs = list(stream)
-        assert [(output.weight_version, output.outputs[0].finish_reason) for output in outputs] == [(0, "abort")] * 3
-    with small(program_cache, quantization="int8") as llm, pytest.raises(ConfigError, match="quantised") as caught:
+        assert [(output.weight_version, output.outputs[0].finish_reason) for output in outputs] == [
+            (0, "abort")
+        ] * 3
+    with (
+        small(program_cache, quantization="int8") as llm,
+        pytest.raises(ConfigError, match="quantised") as caught,
+    ):
         llm.update_params(tree(0))
     assert caught.value.param == "quantization"
 

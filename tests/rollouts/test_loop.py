@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import Unavailable
 from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, ReadWeights, Ready
-from orca_jax.request import SamplingParams, StructuredOutput
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import SamplingParams, StructuredOutput
 from tests.rollouts.toy_weights import Front, ShiftedToy, expected, run_front
 
 PROMPT = list(range(1, 13))
 
 
-@pytest.mark.parametrize(("scheduler", "number"), [("chunked", 100), ("orca", 20), ("request_level", 20)])
+@pytest.mark.parametrize(
+    ("scheduler", "number"), [("chunked", 100), ("orca", 20), ("request_level", 20)]
+)
 def test_updates_under_load(scheduler: Any, number: int) -> None:
     """Each answer is that of the weights of its version, for all candidates of a call and for prefixes in the cache."""
     toy = ShiftedToy(scheduler=scheduler, max_model_len=64)
@@ -75,7 +77,9 @@ def test_open_requests_are_aborted_on_request() -> None:
 
     async def act(front: Front) -> None:
         params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
-        structured = SamplingParams(max_tokens=1000, structured=StructuredOutput("regex", "[ab]{900}"))
+        structured = SamplingParams(
+            max_tokens=1000, structured=StructuredOutput("regex", "[ab]{900}")
+        )
         calls = [asyncio.create_task(front.answer(PROMPT, each)) for each in (params, structured)]
         await asyncio.sleep(0.01)
         assert await front.client.update_weights("5", 70, aborts=True) == 70
@@ -100,8 +104,12 @@ def test_requests_that_arrive_during_an_update_wait_and_can_be_aborted() -> None
         while not front.thread._engine_loop._updates.is_due:
             assert not update.done()
             await asyncio.sleep(0)
-        later = asyncio.create_task(front.answer([4, 5], SamplingParams(max_tokens=3, temperature=0)))
-        dropped = asyncio.create_task(front.answer([4, 5], SamplingParams(max_tokens=3, temperature=0)))
+        later = asyncio.create_task(
+            front.answer([4, 5], SamplingParams(max_tokens=3, temperature=0))
+        )
+        dropped = asyncio.create_task(
+            front.answer([4, 5], SamplingParams(max_tokens=3, temperature=0))
+        )
         await asyncio.sleep(0)
         dropped.cancel()
         assert (await first)[:2] == (0, [expected(PROMPT, 100, 0)])
@@ -118,7 +126,10 @@ def test_a_refused_update_changes_nothing_and_the_next_one_is_read() -> None:
     async def act(front: Front) -> None:
         updates = [front.client.update_weights(source) for source in ("bad", "2", "crash", "4")]
         bad, two, crash, four = await asyncio.gather(*updates, return_exceptions=True)
-        assert isinstance(bad, RequestError) and (bad.message, bad.param) == ("these weights are bad", "model")
+        assert isinstance(bad, RequestError) and (bad.message, bad.param) == (
+            "these weights are bad",
+            "model",
+        )
         assert (two, four) == (1, 2)
         assert isinstance(crash, RequestError) or crash == 2
         assert toy.prepared == ["bad", "2", "crash", "4"]
@@ -180,7 +191,9 @@ def test_an_answer_after_the_end_of_an_update_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_an_update_goes_on_while_the_server_drains_or_without_its_caller(is_cancelled: bool) -> None:
+def test_an_update_goes_on_while_the_server_drains_or_without_its_caller(
+    is_cancelled: bool,
+) -> None:
     """The engine has read the weights, and begins with no other ones before these are in use."""
     toy = ShiftedToy(max_model_len=64)
 

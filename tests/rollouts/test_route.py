@@ -9,11 +9,18 @@ from typing import Any
 import httpx
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.link.wire import EngineAnswer, EngineCall, Message, ReadWeights, ReplaceWeights, Updates
+from orca_jax.link.wire import (
+    EngineAnswer,
+    EngineCall,
+    Message,
+    ReadWeights,
+    ReplaceWeights,
+    Updates,
+)
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 from tests.serve.played import PlayedLink, Stage, on_stage, saying
 
 PATH = "/update_weights_from_disk"
@@ -30,7 +37,11 @@ class UpdatedLink(PlayedLink):
             case EngineCall(number, ReadWeights(source, version)):
                 self.version, self.source = version or 5, source
                 is_bad = source.endswith("bad")
-                answer = EngineAnswer(number, "these weights are bad", "model") if is_bad else EngineAnswer(number)
+                answer = (
+                    EngineAnswer(number, "these weights are bad", "model")
+                    if is_bad
+                    else EngineAnswer(number)
+                )
             case EngineCall(number, ReplaceWeights(aborts)):
                 self.aborts, answer = aborts, EngineAnswer(number, version=self.version)
             case _:
@@ -62,7 +73,9 @@ def post(
         link = UpdatedLink(stage.client, stage.link.script)
         stage.client._link = link  # type: ignore[assignment]
         async with stage.http() as http:
-            return [await http.post(path, headers=headers, json=body) for path, headers, body in calls], link
+            return [
+                await http.post(path, headers=headers, json=body) for path, headers, body in calls
+            ], link
 
     return on_stage(saying("ab"), act, config)
 
@@ -70,23 +83,45 @@ def post(
 def test_only_the_key_of_the_route_opens_it(config: ServerConfig) -> None:
     body = {"model_path": "step_1"}
     refused = [(path, headers, body) for path in (PATH, PATH + "/") for headers in (USER, {})]
-    refused += [("/v1/completions", ADMIN, {"model": "m", "prompt": "x"}), (PATH + "//", ADMIN, body)]
+    refused += [
+        ("/v1/completions", ADMIN, {"model": "m", "prompt": "x"}),
+        (PATH + "//", ADMIN, body),
+    ]
     accepted = [(PATH, ADMIN, body), (PATH + "/", ADMIN, body)]
-    answers, _ = post(config, [*refused, *accepted, ("/v1/completions", USER, {"model": "m", "prompt": "x"})])
+    answers, _ = post(
+        config, [*refused, *accepted, ("/v1/completions", USER, {"model": "m", "prompt": "x"})]
+    )
     assert [answer.status_code for answer in answers] == [401] * len(refused) + [200] * 3
-    answers, _ = post(dataclasses.replace(config, api_key=()), [*accepted, (PATH + "/", USER, body)])
+    answers, _ = post(
+        dataclasses.replace(config, api_key=()), [*accepted, (PATH + "/", USER, body)]
+    )
     assert [answer.status_code for answer in answers] == [200, 200, 401]
 
 
 def test_an_update_is_answered_with_its_version(config: ServerConfig) -> None:
     calls = [
         (PATH, ADMIN, {"model_path": "step_1"}),
-        (PATH, ADMIN, {"model_path": "step_1", "weight_version": 12, "abort_all_requests": True, "flush_cache": True}),
+        (
+            PATH,
+            ADMIN,
+            {
+                "model_path": "step_1",
+                "weight_version": 12,
+                "abort_all_requests": True,
+                "flush_cache": True,
+            },
+        ),
     ]
     (first, second), link = post(config, calls)
-    assert first.json() == {"success": True, "message": "the weights were replaced", "weight_version": 5}
+    assert first.json() == {
+        "success": True,
+        "message": "the weights were replaced",
+        "weight_version": 5,
+    }
     assert second.json()["weight_version"] == 12 and link.aborts is True
-    assert config.weights_root is not None and link.source == str(Path(config.weights_root).resolve() / "step_1")
+    assert config.weights_root is not None and link.source == str(
+        Path(config.weights_root).resolve() / "step_1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,21 +158,29 @@ def test_answers_carry_the_version(config: ServerConfig) -> None:
         ]
         async with stage.http() as http:
             bodies = (body, {**body, "stream": True})
-            answers = [await http.post("/v1/completions", headers=USER, json=each) for each in bodies]
+            answers = [
+                await http.post("/v1/completions", headers=USER, json=each) for each in bodies
+            ]
         return [answer.headers.get("x-orca-weight-version") for answer in answers]
 
     assert on_stage(saying("ab"), act, config) == ["9", "9"]
     assert on_stage(saying("ab"), act, ServerConfig(EngineConfig(model="m"))) == [None, None]
 
 
-def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orca_jax.openai.generation.QUIET_SECONDS", 0.02)
+def test_a_slow_stream_has_the_version_in_a_comment(
+    config: ServerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca_jax.serve.openai.generation.QUIET_SECONDS", 0.02)
 
     async def act(stage: Stage) -> str:
         plain, stage.link.script = stage.link.script, lambda submit: []
         async with stage.http() as http:
             call = asyncio.create_task(
-                http.post("/v1/completions", headers=USER, json={"model": "m", "prompt": "x", "stream": True})
+                http.post(
+                    "/v1/completions",
+                    headers=USER,
+                    json={"model": "m", "prompt": "x", "stream": True},
+                )
             )
             while not stage.link.submitted:
                 await asyncio.sleep(0)
@@ -154,12 +197,16 @@ def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkey
 
 
 def test_without_keys_there_is_no_route() -> None:
-    (answer,), _ = post(ServerConfig(EngineConfig(model="m")), [(PATH, ADMIN, {"model_path": "step_1"})])
+    (answer,), _ = post(
+        ServerConfig(EngineConfig(model="m")), [(PATH, ADMIN, {"model_path": "step_1"})]
+    )
     assert answer.status_code == 404
 
 
 def test_a_missing_folder_is_refused_at_start(config: ServerConfig, tmp_path: Path) -> None:
-    wrong = ServerConfig(config.engine, admin_key_file=config.admin_key_file, weights_root=str(tmp_path / "none"))
+    wrong = ServerConfig(
+        config.engine, admin_key_file=config.admin_key_file, weights_root=str(tmp_path / "none")
+    )
 
     async def act(stage: Stage) -> None:
         with pytest.raises(ConfigError, match="is not a directory") as caught:

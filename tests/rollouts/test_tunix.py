@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.errors import ConfigError, RequestError
 from orca_jax.llm import tunix_rollout
-from orca_jax.request import SamplingParams
+from orca_jax.values.errors import ConfigError, RequestError
+from orca_jax.values.request import SamplingParams
 from tests.rollouts import tunix_contract as contract
 from tests.sim.oracle import toy_generate, toy_score
 
@@ -73,14 +73,18 @@ def test_the_methods_are_those_of_the_contract() -> None:
 
 
 def test_outputs(make: Any) -> None:
-    config = contract.RolloutConfig(max_tokens_to_generate=6, temperature=0, max_prompt_length=4, return_logprobs=True)
+    config = contract.RolloutConfig(
+        max_tokens_to_generate=6, temperature=0, max_prompt_length=4, return_logprobs=True
+    )
     rollout = make()
     rollout._tokenizer = FakeTokenizer()
     output = rollout.generate(["ab", "c"], config)
     params = SamplingParams(max_tokens=6, temperature=0, stop_token_ids=(256,))
     for index, ids in enumerate(([2, 97, 98], [2, 99])):
         tokens = toy_generate(ids, params, vocab_size=257)
-        assert output.tokens[index].tolist() == tokens and output.text[index] == " ".join(map(str, tokens))
+        assert output.tokens[index].tolist() == tokens and output.text[index] == " ".join(
+            map(str, tokens)
+        )
         assert output.left_padded_prompt_tokens[index].tolist() == [0] * (4 - len(ids)) + ids
         scores = [one.logprob for one in toy_score(ids + tokens, 0, vocab_size=257)][-len(tokens) :]
         np.testing.assert_allclose(output.logprobs[index], scores, rtol=1e-6)
@@ -93,7 +97,9 @@ def test_outputs(make: Any) -> None:
 
 def test_equal_prompts_get_seeds_of_their_own(make: Any) -> None:
     rollout = make()
-    config = contract.RolloutConfig(max_tokens_to_generate=6, temperature=1.0, seed=jax.random.PRNGKey(3))
+    config = contract.RolloutConfig(
+        max_tokens_to_generate=6, temperature=1.0, seed=jax.random.PRNGKey(3)
+    )
     first, second = rollout.generate(["ab", "ab"], config).tokens
     assert first.tolist() != second.tolist()
     assert rollout.generate(["ab", "ab"], config).tokens[1].tolist() == second.tolist()
@@ -102,7 +108,10 @@ def test_equal_prompts_get_seeds_of_their_own(make: Any) -> None:
 def test_scores_of_padded_tokens(make: Any) -> None:
     rollout = make()
     rollout._tokenizer = FakeTokenizer()
-    prompts, completions = np.array([[0, 0, 5, 6], [1, 2, 3, 4]]), np.array([[7, 8, 0], [9, 10, 11]])
+    prompts, completions = (
+        np.array([[0, 0, 5, 6], [1, 2, 3, 4]]),
+        np.array([[7, 8, 0], [9, 10, 11]]),
+    )
     scores = rollout.get_per_token_logps(prompts, completions)
     contexts = ([5, 6, 7, 8], [1, 2, 3, 4, 9, 10, 11])
     wanted = [[one.logprob for one in toy_score(ids, 0, vocab_size=257)] for ids in contexts]
@@ -134,6 +143,8 @@ def test_with_tunix_itself(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "google-tunix", str(ROOT)], check=True)
-    done = subprocess.run([python, ROOT / "scripts" / "check_tunix.py"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, ROOT / "scripts" / "check_tunix.py"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "the contract is the recorded one" in done.stdout

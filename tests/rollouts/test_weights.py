@@ -13,8 +13,6 @@ from flax import nnx
 
 from orca_jax.assembly.executor import PlacedModel, arrange, place_model
 from orca_jax.assembly.weights import WeightUpdater
-from orca_jax.config import DType
-from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.layers import flatten_module
 from orca_jax.model.checkpoint import save_decoder
@@ -22,6 +20,9 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS, Keys
 from orca_jax.model.trees.memory import flat_tree, nested
+from orca_jax.values.config import DType
+from orca_jax.values.errors import CheckpointError
+from orca_jax.values.platforms import platform_named
 from tests.kernels.native.machine import library_of
 from tests.model.orbax import save
 from tests.model.reference import mesh_of
@@ -56,14 +57,24 @@ class FakeExecutor:
 def place(source: Path, dtype: DType = "float32", tensor: int = 1, stages: int = 1) -> PlacedModel:
     devices = jax.devices()[: tensor * stages]
     config = read_model_config(source)
-    return place_model(str(source), config, dtype=dtype, load_format="auto", seed=0, devices=devices, num_stages=stages)
+    return place_model(
+        str(source),
+        config,
+        dtype=dtype,
+        load_format="auto",
+        seed=0,
+        devices=devices,
+        num_stages=stages,
+    )
 
 
 def updated(placed: PlacedModel, tree: Any) -> list[list[jax.Array]]:
     """The flat weights of each stage after an update."""
     executor, calls = FakeExecutor(len(placed.stages)), list[int]()
     WeightUpdater(placed, cast(JaxExecutor, executor), "").prepare(tree)(lambda: calls.append(1))
-    weights = [[stage.weights[index] for index in range(len(stage.weights))] for stage in executor.stages]
+    weights = [
+        [stage.weights[index] for index in range(len(stage.weights))] for stage in executor.stages
+    ]
     assert len(calls) == sum(map(len, weights))
     return weights
 
@@ -71,11 +82,19 @@ def updated(placed: PlacedModel, tree: Any) -> list[list[jax.Array]]:
 def assert_loaded(placed: PlacedModel, weights: list[list[jax.Array]]) -> None:
     """Check that weights are those of the files, in the places of the programs."""
     for stage, found in zip(placed.stages, weights, strict=True):
-        decoder = placed.weights.load(stage.mesh, span=stage.shapes.span, arrange=lambda it: arrange("cpu", it))
+        decoder = placed.weights.load(
+            stage.mesh,
+            span=stage.shapes.span,
+            arrange=lambda it: arrange(platform_named("cpu"), it),
+        )
         loaded = flatten_module(decoder)[1]
         assert len(loaded) == len(found)
         for one, other in zip(loaded, found, strict=True):
-            assert (one.shape, one.dtype, one.sharding) == (other.shape, other.dtype, other.sharding)
+            assert (one.shape, one.dtype, one.sharding) == (
+                other.shape,
+                other.dtype,
+                other.sharding,
+            )
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
@@ -89,13 +108,22 @@ def flat_of(source: Path) -> dict[Keys, np.ndarray]:
     decoder = load_decoder(source, dtype="float32", mesh=mesh_of(1))
     vocab = decoder.config.vocab_size
     leaves = flat_tree(decoder)
-    rows = {keys: vocab if keys[0] in ("embedding", "head") else len(leaf) for keys, leaf in leaves.items()}
+    rows = {
+        keys: vocab if keys[0] in ("embedding", "head") else len(leaf)
+        for keys, leaf in leaves.items()
+    }
     return {keys: np.asarray(leaf)[: rows[keys]] for keys, leaf in leaves.items()}
 
 
 @pytest.mark.parametrize(
     ("source", "tensor", "stages"),
-    [(LLAMA, 2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((LLAMA, 1, 1), (ONE_HEAD, 2, 1)))],
+    [
+        (LLAMA, 2, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((LLAMA, 1, 1), (ONE_HEAD, 2, 1))
+        ),
+    ],
 )
 def test_a_tree_becomes_the_weights_of_the_files(source: Path, tensor: int, stages: int) -> None:
     """With copies of the key/value head on two devices, and a vocabulary padded to whole blocks."""
@@ -111,7 +139,7 @@ def test_packed_matrices_are_replaced() -> None:
     placed = place_model(source, config, dtype="float32", seed=5, **options)
     plain = placed.weights.load(placed.mesh)
     (found,) = updated(placed, plain)
-    arrange("cpu", plain, library)
+    arrange(platform_named("cpu"), plain, library)
     plain.pack(library, len(devices))
     for one, other in zip(flatten_module(plain)[1], found, strict=True):
         assert one.shape == other.shape and one.sharding.is_equivalent_to(other.sharding, one.ndim)
@@ -139,13 +167,20 @@ def test_states_modules_and_arrays_of_jax_are_trees(tmp_path: Path) -> None:
                 setattr(self, name, value)
 
     module = Holder(tree)
-    for source in (module, nnx.state(module), nnx.to_pure_dict(nnx.state(module)), {"params": tree}):
+    for source in (
+        module,
+        nnx.state(module),
+        nnx.to_pure_dict(nnx.state(module)),
+        {"params": tree},
+    ):
         assert_loaded(placed, updated(placed, source))
     weights = updated(placed, module)
     for leaf in jax.tree.leaves(nnx.state(module)):
         leaf.delete()
     assert_loaded(placed, weights)
-    with pytest.raises(CheckpointError, match="was deleted; pass the tree before its arrays are donated"):
+    with pytest.raises(
+        CheckpointError, match="was deleted; pass the tree before its arrays are donated"
+    ):
         updated(placed, module)
 
 
@@ -168,7 +203,9 @@ def test_every_problem_is_named_and_nothing_is_changed(is_saved: bool, tmp_path:
         save(tmp_path / PARAMS, tree)
     placed, executor = place(GPT2), FakeExecutor(1)
     with pytest.raises(CheckpointError) as caught:
-        WeightUpdater(placed, cast(JaxExecutor, executor), "").prepare(tmp_path if is_saved else tree)
+        WeightUpdater(placed, cast(JaxExecutor, executor), "").prepare(
+            tmp_path if is_saved else tree
+        )
     problems = dict(problem.split(": ", 1) for problem in caught.value.problems)
     assert problems == {
         "final_norm.bias": "missing",
@@ -204,4 +241,7 @@ def test_leaves_without_values_are_refused() -> None:
     placed = place(GPT2)
     with pytest.raises(CheckpointError) as caught:
         updated(placed, tree)
-    assert {problem.partition(":")[0] for problem in caught.value.problems} == {"final_norm.scale", "final_norm.bias"}
+    assert {problem.partition(":")[0] for problem in caught.value.problems} == {
+        "final_norm.scale",
+        "final_norm.bias",
+    }

@@ -7,16 +7,16 @@ from typing import Any
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
 from orca_jax.link.wire import Submit
-from orca_jax.request import SamplingParams, of_candidate
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import ToyExecutor
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams, of_candidate
 
 VOCAB = 256
 PAGE_SIZE, PAGES, ROWS = 4, 1024, 6
@@ -36,7 +36,9 @@ class ShiftedToy:
             latency=latency,
             override=lambda request, length, choice: (choice + self.shift) % VOCAB,
         )
-        config = EngineConfig("preset:toy", num_pages=PAGES, page_size=PAGE_SIZE, max_num_seqs=ROWS, **settings)
+        config = EngineConfig(
+            "preset:toy", num_pages=PAGES, page_size=PAGE_SIZE, max_num_seqs=ROWS, **settings
+        )
         plain = build_engine(config)
         engine = Engine(executor, plain.engine.scheduler, plain.engine.pool)
         self.built: Built = dataclasses.replace(plain, engine=engine, prepare_update=self.prepare)
@@ -83,10 +85,14 @@ class Front:
         await self.thread.stop()
         assert self.thread.failure is None
 
-    async def answer(self, prompt: list[int], params: SamplingParams) -> tuple[int, list[list[int]], list[str]]:
+    async def answer(
+        self, prompt: list[int], params: SamplingParams
+    ) -> tuple[int, list[list[int]], list[str]]:
         """The version of one call, the tokens of each candidate, and their finish reasons."""
         ids = [self.client.new_request_id() for _ in range(params.n)]
-        submits = [Submit(name, prompt, of_candidate(params, index)) for index, name in enumerate(ids)]
+        submits = [
+            Submit(name, prompt, of_candidate(params, index)) for index, name in enumerate(ids)
+        ]
         tokens: dict[str, list[int]] = {name: [] for name in ids}
         ends: dict[str, str] = {}
         versions = set()

@@ -59,7 +59,8 @@ class BaseRollout(abc.ABC):
 
 RolloutOutput = dataclasses.make_dataclass("RolloutOutput", OUTPUT)
 RolloutConfig = dataclasses.make_dataclass(
-    "RolloutConfig", [(name, Any, dataclasses.field(default=value)) for name, value in CONFIG.items()]
+    "RolloutConfig",
+    [(name, Any, dataclasses.field(default=value)) for name, value in CONFIG.items()],
 )
 
 

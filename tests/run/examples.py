@@ -11,7 +11,9 @@ from hypothesis.strategies import SearchStrategy
 PART = 4
 
 
-def holds_for(count: int, **strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def holds_for(
+    count: int, **strategies: SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator of a property, below which its parameters stand. A slow twin with all examples joins its module.
 
     Args:
@@ -21,9 +23,14 @@ def holds_for(count: int, **strategies: SearchStrategy[Any]) -> Callable[[Callab
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         few, many = (
-            settings(max_examples=number, deadline=None)(given(**strategies)(test)) for number in (count // PART, count)
+            settings(max_examples=number, deadline=None)(given(**strategies)(test))
+            for number in (count // PART, count)
         )
-        setattr(sys.modules[test.__module__], f"{test.__name__}_in_many_examples", pytest.mark.slow(many))
+        setattr(
+            sys.modules[test.__module__],
+            f"{test.__name__}_in_many_examples",
+            pytest.mark.slow(many),
+        )
         return few
 
     return decorate

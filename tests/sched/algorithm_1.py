@@ -51,7 +51,9 @@ def algorithm_1(world: World, n_workers: int, max_bs: int, n_slots: int) -> Iter
     while pool or world.coming:  # 3
         batch, n_rsrv = select(pool, n_rsrv, max_bs, n_slots)  # 4
         if batch:
-            yield " ".join(f"{req.name}{req.num_prompt if req.state == 'INITIATION' else 1}" for req in batch)
+            yield " ".join(
+                f"{req.name}{req.num_prompt if req.state == 'INITIATION' else 1}" for req in batch
+            )
             scheduled.append(batch)  # 5
             for req in batch:  # 6
                 req.state = "RUNNING"  # 7

@@ -3,10 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup, PageShape
-from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
-from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -19,11 +16,23 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection
 from orca_jax.sim.toy import Override, ToyExecutor
-from orca_jax.step import Handle, StepPlan
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup, PageShape
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import (
+    DEFAULT_URGENCY,
+    RequestUpdate,
+    SamplingParams,
+    TokenLogprobs,
+    Urgency,
+)
+from orca_jax.values.step import Handle, StepPlan
 from tests.sim.oracle import toy_generate
 
 VOCAB = 61
-SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}
+SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {
+    "orca": OrcaScheduler,
+    "request_level": RequestLevelScheduler,
+}
 
 
 class Shape(NamedTuple):
@@ -42,14 +51,17 @@ class Shape(NamedTuple):
 def fewest_blocks(groups: Sequence[LayerGroup], num_slots: int, page_size: int) -> tuple[int, ...]:
     """Blocks of each pool for so many slots of each of its groups."""
     pools = range(1 + max(group.pool for group in groups))
-    return tuple(-(-sum(group.pool == pool for group in groups) * num_slots // page_size) for pool in pools)
+    return tuple(
+        -(-sum(group.pool == pool for group in groups) * num_slots // page_size) for pool in pools
+    )
 
 
 def groups_of(*windows: int | None, pools: Sequence[int] = ()) -> tuple[LayerGroup, ...]:
     """A group of one layer for each window."""
     shape = PageShape(1, 1)
     return tuple(
-        LayerGroup((layer,), 1, shape, window, pools[layer] if pools else 0) for layer, window in enumerate(windows)
+        LayerGroup((layer,), 1, shape, window, pools[layer] if pools else 0)
+        for layer, window in enumerate(windows)
     )
 
 
@@ -79,7 +91,13 @@ class RecordingExecutor(ToyExecutor):
     def __init__(self, num_rows: int, kv: KVManager, override: Override | None) -> None:
         num_states = 0 if kv.states is None else kv.states.num_states
         super().__init__(
-            VOCAB, kv.num_blocks, kv.page_size, num_rows, override=override, groups=kv.groups, num_states=num_states
+            VOCAB,
+            kv.num_blocks,
+            kv.page_size,
+            num_rows,
+            override=override,
+            groups=kv.groups,
+            num_states=num_states,
         )
         self.plans: list[StepPlan] = []
 
@@ -115,14 +133,22 @@ class Lab:
         if shape is None:
             num_blocks = fewest_blocks(groups, n_slots + rows * (page_size - 1), page_size)
             self.kv = KVManager(
-                num_blocks, page_size, rows, n_slots, groups=groups, num_drafts=num_drafts, num_states=num_states
+                num_blocks,
+                page_size,
+                rows,
+                n_slots,
+                groups=groups,
+                num_drafts=num_drafts,
+                num_states=num_states,
             )
             scheduler = SCHEDULERS[name](max_bs, n_workers)
         else:
             per_group = shape.num_pages or rows * -(-max_model_len // page_size)
             num_blocks = fewest_blocks(groups, per_group * page_size, page_size)
             longest = shape.budget + num_drafts
-            self.kv = KVManager(num_blocks, page_size, rows, groups=groups, longest=longest, num_states=num_states)
+            self.kv = KVManager(
+                num_blocks, page_size, rows, groups=groups, longest=longest, num_states=num_states
+            )
             scheduler = ChunkedScheduler(
                 max_bs,
                 shape.budget,
@@ -163,7 +189,9 @@ class Lab:
         self.now += 1.0
         return self.now
 
-    def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = DEFAULT_URGENCY) -> None:
+    def add(
+        self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = DEFAULT_URGENCY
+    ) -> None:
         """Add a greedy request with the prompt 1, 2, 3, ..."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.engine.add_request(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
@@ -177,10 +205,14 @@ class Lab:
             self.tokens.setdefault(update.request_id, []).extend(update.new_ids)
             self.logprobs.setdefault(update.request_id, []).extend(update.logprobs)
             if update.prompt_logprobs is not None:
-                self.prompt_logprobs.setdefault(update.request_id, []).append(update.prompt_logprobs)
+                self.prompt_logprobs.setdefault(update.request_id, []).append(
+                    update.prompt_logprobs
+                )
             if update.finish_reason is not None:
                 self.ends[update.request_id] = update
-        self.returned.append("".join(update.request_id for update in updates if update.finish_reason))
+        self.returned.append(
+            "".join(update.request_id for update in updates if update.finish_reason)
+        )
         return updates
 
     def run(self, limit: int = 1000) -> None:

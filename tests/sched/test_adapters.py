@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from orca_jax.errors import RequestError
-from orca_jax.request import Adapter, SamplingParams
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.request import Request
-from orca_jax.step import SlotWrite
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import Adapter, SamplingParams
+from orca_jax.values.step import SlotWrite
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sim.oracle import toy_generate
 
@@ -110,7 +110,10 @@ def test_each_request_gets_the_tokens_of_its_adapter_while_adapters_come_and_go(
         weights[name] = turn + 1
         lab.engine.add_adapter(Adapter(name, f"version {turn}"), turn + 1)
         chosen = random.choice([*weights, None])
-        prompt, params = [*range(1, random.choice((3, 9, 14)))], SamplingParams(max_tokens=5, temperature=0)
+        prompt, params = (
+            [*range(1, random.choice((3, 9, 14)))],
+            SamplingParams(max_tokens=5, temperature=0),
+        )
         lab.engine.add_request(str(turn), prompt, params, adapter=chosen)
         number = 0 if chosen is None else weights[chosen]
         expected[str(turn)] = toy_generate(prompt, params, vocab_size=VOCAB, adapter=number)
@@ -119,7 +122,9 @@ def test_each_request_gets_the_tokens_of_its_adapter_while_adapters_come_and_go(
         assert len(lab.executor.adapters) <= len(weights) + len(lab.pool)
     lab.run()
     assert lab.tokens == expected
-    assert set(lab.executor.adapters) == {adapter.key for adapter in lab.pool.adapters.named.values()}
+    assert set(lab.executor.adapters) == {
+        adapter.key for adapter in lab.pool.adapters.named.values()
+    }
     assert sum(len(plan.writes) for plan in lab.executor.plans) > 50
     lab.pool.check_integrity()
 
@@ -137,7 +142,11 @@ def test_a_request_waits_for_a_slot_and_those_behind_it_do_not_pass(kind: str) -
     assert lab.engine.stats.running_loras == ("a",)
     assert lab.engine.stats.waiting_loras == ("a", "b")
     lab.run()
-    first = {member.request_id: plan.iteration for plan in reversed(lab.executor.plans) for member in plan.members}
+    first = {
+        member.request_id: plan.iteration
+        for plan in reversed(lab.executor.plans)
+        for member in plan.members
+    }
     assert first["0"] < first["1"] < first["2"]
     assert first["2"] <= first["3"]
 
@@ -146,7 +155,9 @@ def test_the_reason_for_waiting() -> None:
     lab = Lab(max_bs=4, num_loras=1, shape=Shape())
     for adapter in (A, B):
         lab.engine.add_adapter(adapter, 3)
-        lab.engine.add_request(adapter.name, [1, 2], SamplingParams(max_tokens=4), adapter=adapter.name)
+        lab.engine.add_request(
+            adapter.name, [1, 2], SamplingParams(max_tokens=4), adapter=adapter.name
+        )
     lab.step()
     assert lab.scheduler.inner.select(lab.pool, lab.kv).held == "adapters"
 
@@ -163,7 +174,10 @@ def test_the_digests_of_pages_depend_on_the_adapter() -> None:
         return request.digests(4, 1)[0]
 
     renamed, changed = Adapter("x", A.key), Adapter("a", "another key")
-    digests = [first_page(each) for each in (None, A, B, changed)] + [first_page(A, "salt"), first_page(None, A.key)]
+    digests = [first_page(each) for each in (None, A, B, changed)] + [
+        first_page(A, "salt"),
+        first_page(None, A.key),
+    ]
     assert len(set(digests)) == len(digests)
     assert first_page(renamed) == first_page(A)
 

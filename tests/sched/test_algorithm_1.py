@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup
-from orca_jax.request import SamplingParams
 from orca_jax.sched import orca
-from orca_jax.step import Handle
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Handle
 from tests.sched import algorithm_1 as oracle
 from tests.sched.algorithm_1 import Req, World
 from tests.sched.lab import SCHEDULERS, Lab, groups_of
@@ -45,9 +45,14 @@ def scenario(seed: int) -> Scenario:
         num_prompt, longest = dice.randint(1, 12), dice.randint(1, 24)
         generated = dice.choice([longest, dice.randint(1, longest)])
         requests.append(Req(chr(ord("A") + number), num_prompt, num_prompt + longest, generated))
-    least, most = max(each.max_tokens for each in requests), sum(each.max_tokens for each in requests)
+    least, most = (
+        max(each.max_tokens for each in requests),
+        sum(each.max_tokens for each in requests),
+    )
     n_slots = min(least + int(dice.expovariate(1 / 30)), most)
-    return Scenario(seed, dice.randint(1, 4), dice.randint(1, 6), n_slots, dice.randint(1, 8), requests)
+    return Scenario(
+        seed, dice.randint(1, 4), dice.randint(1, 6), n_slots, dice.randint(1, 8), requests
+    )
 
 
 def served(case: Scenario) -> Iterator[str]:
@@ -73,7 +78,11 @@ def served(case: Scenario) -> Iterator[str]:
     lab.wait = wait
     add(world.arrive(1))
     while lab.engine.has_work:
-        was_interrupted, num_plans, num_returned = False, len(lab.executor.plans), lab.engine.stats.iterations
+        was_interrupted, num_plans, num_returned = (
+            False,
+            len(lab.executor.plans),
+            lab.engine.stats.iterations,
+        )
         lab.step()
         yield from lab.batches[num_plans:]
         if was_interrupted:
@@ -102,7 +111,9 @@ def check(case: Scenario, algorithm: Oracle = oracle.algorithm_1) -> int:
         each.max_tokens = sum(slots(each, group.window, case.page_size) for group in case.groups)
     world = World(requests, case.seed)
     found = list(served(case))
-    assert found == list(algorithm(world, case.n_workers, case.max_bs, len(case.groups) * case.n_slots)), case
+    assert found == list(
+        algorithm(world, case.n_workers, case.max_bs, len(case.groups) * case.n_slots)
+    ), case
     return sum(not each.startswith(">") for each in found)
 
 
@@ -119,7 +130,9 @@ def test_the_engine_follows_algorithm_1_with_groups(windows: tuple[int | None, .
 @pytest.mark.slow
 def test_the_engine_follows_algorithm_1_in_many_scenarios() -> None:
     cases = [scenario(seed) for seed in range(MANY)]
-    assert all(sum(case.n_workers == number for case in cases) > MANY // 5 for number in (1, 2, 3, 4))
+    assert all(
+        sum(case.n_workers == number for case in cases) > MANY // 5 for number in (1, 2, 3, 4)
+    )
     assert sum(check(case) for case in cases) > 20 * MANY
 
 
@@ -178,6 +191,8 @@ SCHEDULERS_CHANGED = {
 
 
 @pytest.mark.parametrize("change", SCHEDULERS_CHANGED.values(), ids=SCHEDULERS_CHANGED)
-def test_a_wrong_scheduler_is_found(change: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_scheduler_is_found(
+    change: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(SCHEDULERS, "orca", mutated(orca.__file__, *change)["OrcaScheduler"])
     assert is_found()

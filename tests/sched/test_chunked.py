@@ -4,8 +4,8 @@ import pytest
 from hypothesis import strategies as st
 
 from orca_jax.assembly.choices import ORDERINGS
-from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
+from orca_jax.values.request import SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import Lab, Shape, run_lab
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, WAITS, serve
@@ -69,7 +69,9 @@ def test_a_token_past_the_end_is_dropped() -> None:
     lab.add("A", 3, 5)
     [update] = lab.step()
     assert (update.new_ids, update.finish_reason) == ((first,), "stop")
-    assert lab.engine.has_work and lab.kv.num_held_rows == 1, "its row is in use until that iteration is back"
+    assert lab.engine.has_work and lab.kv.num_held_rows == 1, (
+        "its row is in use until that iteration is back"
+    )
     lab.run()
     assert lab.batches == ["A3", "A1"] and lab.tokens["A"] == [first]
 
@@ -80,7 +82,10 @@ def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> Non
     lab.add("B", 2, 6)
     lab.step()
     lab.engine.add_request(
-        "A", [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=1, temperature=0), urgency=Urgency(priority=-10)
+        "A",
+        [1, 2, 3, 4, 5, 6],
+        SamplingParams(max_tokens=1, temperature=0),
+        urgency=Urgency(priority=-10),
     )
     lab.run()
     assert lab.batches == ["B2", "B1 A2-", "B1 A2-", "B1", "B1", "A2", "B3-", "B3-", "B1"]
@@ -116,11 +121,19 @@ def test_prefixes_are_reused() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cache_salt": "other"}, {"prompt_logprobs": 0}, {"presence_penalty": 1.0}, {"repetition_penalty": 2.0}],
+    [
+        {"cache_salt": "other"},
+        {"prompt_logprobs": 0},
+        {"presence_penalty": 1.0},
+        {"repetition_penalty": 2.0},
+    ],
 )
 def test_requests_that_read_no_pages_of_others(changes: dict) -> None:
     lab = Lab(max_bs=1, page_size=2, shape=shaped(reuses_prefixes=True))
-    for request_id, params in {"A": SamplingParams(max_tokens=1), "B": SamplingParams(max_tokens=1, **changes)}.items():
+    for request_id, params in {
+        "A": SamplingParams(max_tokens=1),
+        "B": SamplingParams(max_tokens=1, **changes),
+    }.items():
         lab.engine.add_request(request_id, [1, 2, 3, 4, 5], params)
         lab.run()
     assert lab.batches == ["A5", "B5"]
@@ -148,7 +161,9 @@ def suspicious_lab(*broken: tuple[str, int], **changes) -> Lab:
     """A lab with pages of two tokens; the logits of these requests after contexts of these lengths are not finite."""
     override = lambda request_id, length, token: None if (request_id, length) in broken else token  # noqa: E731
     settings = {"depth": 1, "reuses_prefixes": True, **changes}
-    return Lab(max_bs=settings.pop("max_bs", 1), page_size=2, override=override, shape=shaped(**settings))
+    return Lab(
+        max_bs=settings.pop("max_bs", 1), page_size=2, override=override, shape=shaped(**settings)
+    )
 
 
 def serve_one(lab: Lab, request_id: str, prompt: list[int] = PROMPT) -> str | None:
@@ -160,7 +175,9 @@ def serve_one(lab: Lab, request_id: str, prompt: list[int] = PROMPT) -> str | No
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("length", [5, 6])
-def test_pages_behind_logits_that_are_not_finite_leave_the_prefix_cache(length: int, depth: int) -> None:
+def test_pages_behind_logits_that_are_not_finite_leave_the_prefix_cache(
+    length: int, depth: int
+) -> None:
     """Pages that the request wrote, and those that it shared, since the wrong values may be in any of them."""
     lab = suspicious_lab(("B", length), depth=depth)
     assert serve_one(lab, "A") == "length"
@@ -182,7 +199,9 @@ def test_pages_computed_from_suspect_ones_leave_the_prefix_cache_too() -> None:
     assert serve_one(lab, "D", longer) == "length"
     assert serve_one(lab, "P", other) == "length"
     firsts = [next(batch for batch in lab.batches if batch[0] == name) for name in "ABCDOP"]
-    assert firsts == ["A9", "B1", "C5", "D5", "O6", "P1"], "D finds the two pages of C, and no page of A"
+    assert firsts == ["A9", "B1", "C5", "D5", "O6", "P1"], (
+        "D finds the two pages of C, and no page of A"
+    )
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
@@ -242,27 +261,42 @@ SHAPES = st.builds(
 
 def check_stages(lab: Lab, num_stages: int) -> None:
     """Check that a token on the device has left the last stage when the first stage needs it."""
-    drawn: dict[tuple[str, int], int] = {}  # the plan that draws the token at a position of a request
+    # the plan that draws the token at a position of a request
+    drawn: dict[tuple[str, int], int] = {}
     for number, plan in enumerate(lab.executor.plans):
         for member in plan.members:
             if member.last_on_device:
-                assert number - drawn[member.request_id, member.start + member.num_tokens - 1] >= num_stages
+                assert (
+                    number - drawn[member.request_id, member.start + member.num_tokens - 1]
+                    >= num_stages
+                )
             if member.is_sampling:
                 drawn[member.request_id, member.start + member.num_tokens] = number
 
 
 @holds_for(
-    200, arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES, waits=WAITS
+    200,
+    arrivals=PLAIN_ARRIVALS,
+    max_bs=st.integers(1, 5),
+    page_size=st.integers(1, 4),
+    shape=SHAPES,
+    waits=WAITS,
 )
-def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape, waits) -> None:
+def test_same_tokens_and_nothing_lost(
+    arrivals, max_bs: int, page_size: int, shape: Shape, waits
+) -> None:
     pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times the largest need of one request
     lab = Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages))
     select = lab.scheduler.inner.select
 
     def checked(pool, kv):
         selection = select(pool, kv)
-        able = [r for r in lab.scheduler.inner.ordering.running(pool) if not (r.finish_reason or r.aborted)]
-        assert not able or able[0] not in selection.preempted, "the most urgent one is never preempted"
+        able = [
+            r for r in lab.scheduler.inner.queue.running(pool) if not (r.finish_reason or r.aborted)
+        ]
+        assert not able or able[0] not in selection.preempted, (
+            "the most urgent one is never preempted"
+        )
         return selection
 
     lab.scheduler.inner.select = checked
@@ -273,7 +307,12 @@ def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, sha
     assert all(len(plan.members) <= max_bs for plan in lab.executor.plans)
 
 
-@holds_for(200, arrivals=ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES)
+@holds_for(
+    200, arrivals=ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES
+)
 def test_every_parameter_of_a_request(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     pages = -(-shape.num_pages // page_size)
-    serve(Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages)), arrivals)
+    serve(
+        Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages)),
+        arrivals,
+    )

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.request import Constraint, SamplingParams, token_set
-from orca_jax.sched.admission import AllOf, AllowedTokens, MinTokens, after, all_tokens, build_constraint
+from orca_jax.sched.admission import (
+    AllOf,
+    AllowedTokens,
+    MinTokens,
+    after,
+    all_tokens,
+    build_constraint,
+)
+from orca_jax.values.request import Constraint, SamplingParams, token_set
 
 VOCAB = 6
 
@@ -14,7 +21,9 @@ def ids_of(tokens: int) -> list[int]:
     return [token for token in range(tokens.bit_length()) if tokens >> token & 1]
 
 
-@pytest.mark.parametrize(("ids", "tokens"), [([], 0), ([0], 1), ([3, 1, 3], 0b1010), ([200], 1 << 200)])
+@pytest.mark.parametrize(
+    ("ids", "tokens"), [([], 0), ([0], 1), ([3, 1, 3], 0b1010), ([200], 1 << 200)]
+)
 def test_token_set(ids: list[int], tokens: int) -> None:
     assert token_set(ids) == tokens
     assert ids_of(tokens) == sorted(set(ids))
@@ -48,7 +57,8 @@ def test_by_hand(fields: dict, generated: list[int], allowed: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "end_ids"), [({}, {4}), ({"min_tokens": 3}, set()), ({"logit_bias": {1: 5.0}, "logprobs": 3}, {4})]
+    ("fields", "end_ids"),
+    [({}, {4}), ({"min_tokens": 3}, set()), ({"logit_bias": {1: 5.0}, "logprobs": 3}, {4})],
 )
 def test_nothing_forbidden_is_no_constraint(fields: dict, end_ids: set[int]) -> None:
     assert build_constraint(SamplingParams(**fields), end_ids, VOCAB) is None
@@ -86,7 +96,9 @@ ids = st.integers(0, VOCAB - 1)
     ends=st.sets(ids),
     generated=st.lists(ids, max_size=10),
 )
-def test_against_the_whole_history(bad, listed, min_tokens: int, ends: set[int], generated: list[int]) -> None:
+def test_against_the_whole_history(
+    bad, listed, min_tokens: int, ends: set[int], generated: list[int]
+) -> None:
     params = SamplingParams(bad_token_ids=bad, allowed_token_ids=listed, min_tokens=min_tokens)
     constraint: Constraint | None = build_constraint(params, ends, VOCAB)
     for done in range(len(generated) + 1):

@@ -5,17 +5,19 @@ from collections import Counter
 import pytest
 
 from orca_jax.assembly.choices import ORDERINGS
-from orca_jax.request import SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
+from orca_jax.values.request import SamplingParams
 
 FIELDS = ("row", "in_flight", "state", "arrival_index")
 
 
-def num_reads(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
+def num_reads(
+    monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int
+) -> int:
     """The number of reads of requests' fields in three selections over a batch of 4, after all arrivals."""
     pool = RequestPool(KVManager((num_pages,), 16, num_rows), vocab_size=9, max_model_len=64)
     scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), n_workers=2)
@@ -42,7 +44,9 @@ def num_reads(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_ro
     return counts.total()
 
 
-@pytest.mark.parametrize(("num_pages", "num_rows"), [(64, 4), (4, 8)], ids=["for rows", "for pages"])
+@pytest.mark.parametrize(
+    ("num_pages", "num_rows"), [(64, 4), (4, 8)], ids=["for rows", "for pages"]
+)
 @pytest.mark.parametrize("name", ORDERINGS)
 def test_thousands_that_wait_cost_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int

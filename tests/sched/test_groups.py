@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import SchedulerName
-from orca_jax.request import SamplingParams
 from orca_jax.sched import plan, prefix
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import PrefixCache
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
 from tests.sched.drafts.test_scheduler import speculative_lab
 from tests.sched.lab import VOCAB, Lab, Shape, groups_of
 
@@ -58,7 +58,9 @@ def make_lab(kind: str, dice: Random, has_states: bool = False) -> Lab:
     if name == "chunked":
         spare = dice.choice((0, LONGEST // 2, 4 * LONGEST))
         budget = dice.randint(6, 20)
-        sizes["shape"] = Shape(budget=budget, num_pages=-(-(LONGEST + spare) // page_size), **settings)
+        sizes["shape"] = Shape(
+            budget=budget, num_pages=-(-(LONGEST + spare) // page_size), **settings
+        )
     else:
         sizes |= {"n_slots": LONGEST + dice.randint(0, 60), **settings}
     return speculative_lab(name, **sizes)[0] if speculates else Lab(name, **sizes)
@@ -75,7 +77,10 @@ def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
         action = dice.random()
         if action < 0.35 and len(lab.pool) < 8:
             stem = dice.choice(stems)
-            prompt = [*stem[: dice.randint(0, len(stem))], *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3)))]
+            prompt = [
+                *stem[: dice.randint(0, len(stem))],
+                *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3))),
+            ]
             params = SamplingParams(
                 max_tokens=dice.randint(1, LONGEST - len(prompt)),
                 temperature=dice.choice((0.0, 1.0)),
@@ -90,7 +95,9 @@ def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
             if lab.engine.abort(victim):
                 aborted.add(victim)
         elif action < 0.41 and kind.startswith("chunked"):
-            running = [request for request in lab.pool.running.values() if request.finish_reason is None]
+            running = [
+                request for request in lab.pool.running.values() if request.finish_reason is None
+            ]
             if running:
                 lab.pool.preempt(dice.choice(running))
                 lab.pool.check_integrity()
@@ -102,7 +109,9 @@ def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
     assert set(lab.ends) == set(wanted), "every request gets one end"
     for request_id, (prompt, params) in wanted.items():
         tokens, expected = lab.tokens[request_id], lab.expected(prompt, params)
-        assert tokens == (expected[: len(tokens)] if request_id in aborted else expected), request_id
+        assert tokens == (expected[: len(tokens)] if request_id in aborted else expected), (
+            request_id
+        )
     return lab
 
 
@@ -111,7 +120,9 @@ def test_blocks_balance_in_any_order(kind: str) -> None:
     """Together more than 5,000 actions."""
     labs = [play(kind, seed, 60) for seed in range(10)]
     if kind == "chunked":
-        assert any(lab.pool.num_cache_hits for lab in labs) and any(lab.pool.num_preemptions for lab in labs)
+        assert any(lab.pool.num_cache_hits for lab in labs) and any(
+            lab.pool.num_preemptions for lab in labs
+        )
         assert any(each.copies for lab in labs for each in lab.executor.plans)
     if "speculation" in kind:
         assert any(lab.pool.drafts.num_accepted_tokens for lab in labs)
@@ -163,7 +174,12 @@ def test_a_mutant_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def check_found(
-    kind: str, owner: Any, name: str, mutant: object, monkeypatch: pytest.MonkeyPatch, has_states: bool = False
+    kind: str,
+    owner: Any,
+    name: str,
+    mutant: object,
+    monkeypatch: pytest.MonkeyPatch,
+    has_states: bool = False,
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, KeyError)):

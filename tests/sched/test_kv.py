@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orca_jax.cache_spec import NO_BLOCK
-from orca_jax.errors import ConfigError, RequestError
 from orca_jax.sched.admission import check_length
 from orca_jax.sched.blocks import by_pool, count_of, most_slots, not_below_zero
 from orca_jax.sched.kv import KVManager
+from orca_jax.values.cache_spec import NO_BLOCK
+from orca_jax.values.errors import ConfigError, RequestError
 from tests.sched.lab import groups_of
 
 
@@ -69,7 +69,12 @@ def test_release_restores_the_start() -> None:
     kv.release(row)
     kv.release_row(row)
     kv.check_integrity()
-    assert (kv.num_free_blocks, kv.num_held_rows, kv.num_free_rows, kv.reserved_slots) == (8, 0, 2, 0)
+    assert (kv.num_free_blocks, kv.num_held_rows, kv.num_free_rows, kv.reserved_slots) == (
+        8,
+        0,
+        2,
+        0,
+    )
     again = kv.acquire_row()
     kv.reserve(again, 1, 12)
     assert again == row
@@ -111,11 +116,23 @@ DAMAGE: dict[str, tuple[Callable[[KVManager, int], object], str]] = {
     ),
     "wrong sum": (lambda kv, row: setattr(kv, "reserved_slots", 9), "the rows' sum is 12"),
     "too much reserved": (lambda kv, row: setattr(kv, "capacity", 9), "12 of 9 slots"),
-    "held row among the free": (lambda kv, row: kv._free_rows.append(row), "free and held rows differ"),
+    "held row among the free": (
+        lambda kv, row: kv._free_rows.append(row),
+        "free and held rows differ",
+    ),
     "lost row": (lambda kv, row: kv._held.__setitem__(row, False), "free and held rows differ"),
-    "blocks beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, (4,)), "covers 1"),
-    "reservation without a row": (lambda kv, row: kv._slots_of_row.__setitem__(1, (4,)), "free row 1 reserves"),
-    "blocks without a row": (lambda kv, row: kv._blocks_of_row[1][0].append(7), "free row 1 holds blocks"),
+    "blocks beyond the reservation": (
+        lambda kv, row: kv._slots_of_row.__setitem__(row, (4,)),
+        "covers 1",
+    ),
+    "reservation without a row": (
+        lambda kv, row: kv._slots_of_row.__setitem__(1, (4,)),
+        "free row 1 reserves",
+    ),
+    "blocks without a row": (
+        lambda kv, row: kv._blocks_of_row[1][0].append(7),
+        "free row 1 holds blocks",
+    ),
 }
 
 
@@ -152,14 +169,18 @@ WINDOWS = groups_of(None, 9, 9)
         (38, 40, 3 * 40),
     ],
 )
-def test_a_request_reserves_its_peak_in_each_group(num_prompt: int, max_total: int, slots: int) -> None:
+def test_a_request_reserves_its_peak_in_each_group(
+    num_prompt: int, max_total: int, slots: int
+) -> None:
     kv = KVManager((60,), page_size=4, num_rows=2, n_slots=60, groups=WINDOWS)
     assert (kv.demand(num_prompt, max_total), kv.capacity) == (slots, 180)
 
 
 def test_a_request_holds_its_peak_in_each_group_without_reservations() -> None:
     kv = KVManager((30,), page_size=4, num_rows=2, groups=WINDOWS, longest=8)
-    assert kv.demand(3, 40) == 10 + 2 * 5, "eight tokens, and the eight before them, in five pages if both ends are cut"
+    assert kv.demand(3, 40) == 10 + 2 * 5, (
+        "eight tokens, and the eight before them, in five pages if both ends are cut"
+    )
     assert kv.blocks_by_group(40) == [10, 5, 5]
     assert kv.longest_request == 80, "twenty pages of a full group, and ten of the others"
     assert [kv.num_fitting(1, total) for total in (4, 40, 80, 81)] == [10, 1, 1, 0]
@@ -171,7 +192,8 @@ def test_a_request_that_exceeds_one_pool_is_refused() -> None:
     apart = KVManager((10, 15), 4, 2, groups=groups_of(None, 9, 9, pools=(0, 1, 1)), longest=8)
     check_length(30, 10, max_model_len=99, kv=apart)
     with pytest.raises(
-        RequestError, match="30 prompt tokens and max_tokens=11 make 41 tokens, and the KV cache holds 40"
+        RequestError,
+        match="30 prompt tokens and max_tokens=11 make 41 tokens, and the KV cache holds 40",
     ):
         check_length(30, 11, max_model_len=99, kv=apart)
 
@@ -179,7 +201,9 @@ def test_a_request_that_exceeds_one_pool_is_refused() -> None:
 def test_slots_are_those_of_each_group() -> None:
     assert most_slots(WINDOWS, (60,), 4, 2) == 60 * 4 // 3 - 6
     KVManager((60,), 4, 2, 74, groups=WINDOWS)
-    with pytest.raises(ConfigError, match=r"in each of 3 groups of layers.*at most 74 or raise num_pages to 61"):
+    with pytest.raises(
+        ConfigError, match=r"in each of 3 groups of layers.*at most 74 or raise num_pages to 61"
+    ):
         KVManager((60,), 4, 2, 75, groups=WINDOWS)
 
 

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orca_jax.request import SamplingParams
 from orca_jax.sched.request import Request
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import VOCAB, Lab, Shape
 
 EOS = 7
@@ -56,7 +56,14 @@ class Machine(RuleBasedStateMachine):
         seed=st.integers(0, 2**31),
     )
     def submit(
-        self, stem: list[int], tail: list[int], max_tokens: int, min_tokens: int, salt: str, scored: bool, seed: int
+        self,
+        stem: list[int],
+        tail: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        salt: str,
+        scored: bool,
+        seed: int,
     ) -> None:
         request_id = str(len(self.wanted))
         params = SamplingParams(
@@ -105,7 +112,9 @@ class Machine(RuleBasedStateMachine):
                 assert tokens == expected
 
     def _running(self) -> list[Request]:
-        return [request for request in self.lab.pool.running.values() if request.finish_reason is None]
+        return [
+            request for request in self.lab.pool.running.values() if request.finish_reason is None
+        ]
 
 
 class TestMachine(Machine.TestCase):  # type: ignore[misc, valid-type]

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from orca_jax.engine import Engine
-from orca_jax.request import SamplingParams
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sim.toy import ToyExecutor
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import Lab
 
 
@@ -80,7 +80,9 @@ def test_max_bs(n_workers: int) -> None:
         lab.add(request_id, 1, 2)
     lab.run()
     assert all(len(batch.split()) <= 2 for batch in lab.batches)
-    assert lab.batches[:4] == (["A1 B1", "A1 B1", "C1 D1", "C1 D1"] if n_workers == 1 else ["A1 B1", "C1 D1"] * 2)
+    assert lab.batches[:4] == (
+        ["A1 B1", "A1 B1", "C1 D1", "C1 D1"] if n_workers == 1 else ["A1 B1", "C1 D1"] * 2
+    )
 
 
 def test_slots_hold_back_newcomers_in_order() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from orca_jax.errors import RequestError
-from orca_jax.request import SamplingParams, StructuredOutput, TokenLogprobs
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.scheduler import Choice, Selection
-from orca_jax.step import MemberResult, RowSampling, StepPlan, StepResult
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import SamplingParams, StructuredOutput, TokenLogprobs
+from orca_jax.values.step import MemberResult, RowSampling, StepPlan, StepResult
 
 EOS = 9
 
@@ -24,7 +24,9 @@ def add(pool: RequestPool, request_id: str = "a", prompt=(1, 2, 3), **params) ->
 
 
 def run_once(pool: RequestPool, request: Request, token: int, finite: bool = True) -> StepPlan:
-    plan = make_plan(0, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0)
+    plan = make_plan(
+        0, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0
+    )
     pool.record(plan, StepResult(0, [MemberResult((token,), finite)]))
     return plan
 
@@ -45,7 +47,9 @@ def run_once(pool: RequestPool, request: Request, token: int, finite: bool = Tru
         ([1] * 21, 1, "prompt", "n_slots=20"),
     ],
 )
-def test_requests_that_can_never_run_are_rejected(prompt, max_tokens: int, param: str, message: str) -> None:
+def test_requests_that_can_never_run_are_rejected(
+    prompt, max_tokens: int, param: str, message: str
+) -> None:
     pool = pool_of(n_slots=20)
     with pytest.raises(RequestError, match=message) as caught:
         add(pool, prompt=prompt, max_tokens=max_tokens)
@@ -153,7 +157,9 @@ def test_updates_wait_until_they_may_return() -> None:
     assert pool.has_work
     [update] = pool.deliver(lambda _: True, 5.0)
     assert update.new_ids == (4, 5)
-    assert update.metrics is not None and update.metrics.first_token == 5.0, "the time of its delivery"
+    assert update.metrics is not None and update.metrics.first_token == 5.0, (
+        "the time of its delivery"
+    )
     assert not pool.has_work
 
 
@@ -165,7 +171,12 @@ def test_abort_of_a_waiting_request() -> None:
     assert not pool.abort("a"), "once"
     assert not pool.abort("unknown")
     [update] = pool.deliver(lambda _: True, 3.0)
-    assert (update.request_id, update.new_ids, update.finish_reason, update.metrics) == ("a", (), "abort", None)
+    assert (update.request_id, update.new_ids, update.finish_reason, update.metrics) == (
+        "a",
+        (),
+        "abort",
+        None,
+    )
     assert not pool.has_work
 
 
@@ -209,7 +220,11 @@ def test_plan_of_a_chunked_prompt() -> None:
         (2, [3, 4, 5], True),
         (5, [7], True),
     ]
-    assert [(m.num_old_blocks, [len(each) for each in m.new_blocks]) for m in plans] == [(0, [1]), (1, [1]), (2, [])]
+    assert [(m.num_old_blocks, [len(each) for each in m.new_blocks]) for m in plans] == [
+        (0, [1]),
+        (1, [1]),
+        (2, []),
+    ]
     sampling = RowSampling(request.params, 5, num_prompt=5)
     assert [m.sampling for m in plans] == [sampling, None, None], "sent once"
 
@@ -217,7 +232,11 @@ def test_plan_of_a_chunked_prompt() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"stop_token_ids": (9, 10)}, "stop_token_ids", "id 10 is outside the model's vocabulary of 10"),
+        (
+            {"stop_token_ids": (9, 10)},
+            "stop_token_ids",
+            "id 10 is outside the model's vocabulary of 10",
+        ),
         ({"logit_bias": {3: 1.0, 12: 1.0}}, "logit_bias", "id 12 is outside"),
         ({"allowed_token_ids": (1, 2**30)}, "allowed_token_ids", "id 1073741824 is outside"),
         ({"bad_token_ids": ((1,), (2, 10))}, "bad_token_ids", "id 10 is outside"),
@@ -226,7 +245,9 @@ def test_plan_of_a_chunked_prompt() -> None:
         ({"structured": StructuredOutput("json_object")}, "structured", "give its constraint"),
     ],
 )
-def test_parameters_that_cannot_be_honoured_are_rejected(fields: dict, param: str, message: str) -> None:
+def test_parameters_that_cannot_be_honoured_are_rejected(
+    fields: dict, param: str, message: str
+) -> None:
     pool = pool_of()
     with pytest.raises(RequestError, match=message) as caught:
         add(pool, **fields)
@@ -282,11 +303,18 @@ def test_log_probabilities_are_delivered_with_their_ids() -> None:
     delivered = []
     for iteration, held in enumerate([False, True, False]):
         plan = make_plan(
-            iteration, Selection([Choice(request, request.num_tokens - request.num_computed)]), pool, now=2.0
+            iteration,
+            Selection([Choice(request, request.num_tokens - request.num_computed)]),
+            pool,
+            now=2.0,
         )
-        pool.record(plan, StepResult(iteration, [MemberResult((4 + iteration,), logprobs=score_of(iteration))]))
+        pool.record(
+            plan,
+            StepResult(iteration, [MemberResult((4 + iteration,), logprobs=score_of(iteration))]),
+        )
         delivered += [
-            (u.new_ids, u.logprobs, u.prompt_logprobs) for u in pool.deliver(lambda _, held=held: not held, 3.0)
+            (u.new_ids, u.logprobs, u.prompt_logprobs)
+            for u in pool.deliver(lambda _, held=held: not held, 3.0)
         ]
     assert delivered == [((4,), (score_of(0),), None), ((5, 6), (score_of(1), score_of(2)), None)]
 
@@ -314,7 +342,9 @@ def score(pool: RequestPool, request: Request, iteration: int, count: int) -> li
 def test_a_prompt_is_scored_once_in_any_chunks(chunks: list[int]) -> None:
     pool = pool_of()
     request = add(pool, prompt=[5, 6, 7, 8, 9], prompt_logprobs=0, max_tokens=2)
-    targets = [target for n, count in enumerate(chunks) for target in score(pool, request, n, count)]
+    targets = [
+        target for n, count in enumerate(chunks) for target in score(pool, request, n, count)
+    ]
     assert targets == [6, 7, 8, 9]
     [update] = pool.deliver(lambda _: True, 3.0)
     assert update.prompt_logprobs == tuple(score_of(n) for n in (1, 2, 3, 4))

@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from orca_jax.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.request import SamplingParams
 from orca_jax.sched.blocks import BlockPool
 from orca_jax.sched.prefix import WORTH_A_COPY, Hit, Page, PrefixCache
 from orca_jax.sched.request import id_bytes, page_digest
+from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
+from orca_jax.values.request import SamplingParams
 from tests.covering import covering
 from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS
@@ -18,9 +18,13 @@ GREEDY = SamplingParams(max_tokens=9, temperature=0)
 SIZES = [1, 4, 16, 32, 128]
 
 
-def chat_lab(page_size: int, *, groups: str = "full alone", depth: int = 2, budget: int = 64, max_bs: int = 8) -> Lab:
+def chat_lab(
+    page_size: int, *, groups: str = "full alone", depth: int = 2, budget: int = 64, max_bs: int = 8
+) -> Lab:
     shape = Shape(budget=budget, depth=depth)
-    return Lab(max_bs=max_bs, page_size=page_size, max_model_len=512, groups=GROUPS[groups], shape=shape)
+    return Lab(
+        max_bs=max_bs, page_size=page_size, max_model_len=512, groups=GROUPS[groups], shape=shape
+    )
 
 
 def computed(lab: Lab, request_id: str) -> int:
@@ -35,7 +39,9 @@ def computed(lab: Lab, request_id: str) -> int:
     return total
 
 
-def serve(lab: Lab, request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY) -> list[int]:
+def serve(
+    lab: Lab, request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY
+) -> list[int]:
     lab.engine.add_request(request_id, prompt, params)
     lab.run()
     assert lab.tokens[request_id] == lab.expected(prompt, params)
@@ -44,7 +50,9 @@ def serve(lab: Lab, request_id: str, prompt: Sequence[int], params: SamplingPara
 
 @pytest.mark.parametrize("groups", ["full alone", "windows of two sizes", "two pools"])
 @pytest.mark.parametrize("page_size", SIZES)
-def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_size: int, groups: str) -> None:
+def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(
+    page_size: int, groups: str
+) -> None:
     lab = chat_lab(page_size, groups=groups)
     text = serve(lab, "0", [number % 61 for number in range(50)])
     for turn in range(1, 5):
@@ -57,9 +65,17 @@ def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_
 
 @pytest.mark.parametrize(
     ("page_size", "num_prompt", "groups"),
-    covering(product(SIZES, (2, 20, 128), ("full alone", "windows of two sizes", "two pools", "windows alone"))),
+    covering(
+        product(
+            SIZES,
+            (2, 20, 128),
+            ("full alone", "windows of two sizes", "two pools", "windows alone"),
+        )
+    ),
 )
-def test_the_same_prompt_again_computes_one_token(page_size: int, num_prompt: int, groups: str) -> None:
+def test_the_same_prompt_again_computes_one_token(
+    page_size: int, num_prompt: int, groups: str
+) -> None:
     lab = chat_lab(page_size, groups=groups)
     prompt = [number % 59 for number in range(num_prompt)]
     for request_id in "AB":
@@ -78,10 +94,16 @@ def test_further_samples_compute_one_token(page_size: int, num_prompt: int, dept
         lab.engine.add_request(str(seed), prompt, SamplingParams(max_tokens=9, seed=seed))
     lab.run()
     assert [computed(lab, str(seed)) for seed in range(6)] == [num_prompt, 1, 1, 1, 1, 1]
-    running = next(plan for plan in lab.executor.plans if "1" in {member.request_id for member in plan.members})
-    assert len(running.members) == 6, "all begin together, when the prompt of the first one is computed"
+    running = next(
+        plan for plan in lab.executor.plans if "1" in {member.request_id for member in plan.members}
+    )
+    assert len(running.members) == 6, (
+        "all begin together, when the prompt of the first one is computed"
+    )
     for seed in range(6):
-        assert lab.tokens[str(seed)] == lab.expected(prompt, SamplingParams(max_tokens=9, seed=seed))
+        assert lab.tokens[str(seed)] == lab.expected(
+            prompt, SamplingParams(max_tokens=9, seed=seed)
+        )
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128])
@@ -147,8 +169,13 @@ class _Cache:
         parent = self.digests[-1] if self.digests else b"start"
         ids = id_bytes([number, number])
         self.digests.append(page_digest(parent, ids))
-        blocks = [NO_BLOCK if group in missing else self.pool.take_blocks(1)[0] for group in range(len(self.groups))]
-        self.cache.remember(blocks, Page(self.digests[-1], parent, ids, frozenset((self.digests[0],))))
+        blocks = [
+            NO_BLOCK if group in missing else self.pool.take_blocks(1)[0]
+            for group in range(len(self.groups))
+        ]
+        self.cache.remember(
+            blocks, Page(self.digests[-1], parent, ids, frozenset((self.digests[0],)))
+        )
         self.pool.give_back([block for block in blocks if block != NO_BLOCK])
         self.cache.check_integrity()
         return blocks
@@ -162,7 +189,9 @@ def test_a_hit_needs_a_window_of_pages_only() -> None:
     blocks = [cache.store(number, missing=[1] if number < 2 else []) for number in range(4)]
     hit = cache.find()
     assert hit.num_tokens == 8 and list(hit.blocks[0]) == [each[0] for each in blocks]
-    assert list(hit.blocks[1]) == [NO_BLOCK, NO_BLOCK, blocks[2][1], blocks[3][1]], "3 tokens before position 8"
+    assert list(hit.blocks[1]) == [NO_BLOCK, NO_BLOCK, blocks[2][1], blocks[3][1]], (
+        "3 tokens before position 8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +206,9 @@ def test_a_hit_needs_a_window_of_pages_only() -> None:
         ((3, 8), {0: [0, 1]}, 0),  # the other one needs position 1
     ],
 )
-def test_windows_shorten_a_hit(windows: tuple[int | None, ...], missing: dict[int, list[int]], num_tokens: int) -> None:
+def test_windows_shorten_a_hit(
+    windows: tuple[int | None, ...], missing: dict[int, list[int]], num_tokens: int
+) -> None:
     cache = _Cache(*windows)
     for number in range(4):
         cache.store(number, missing=missing.get(number, []))

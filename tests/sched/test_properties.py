@@ -7,9 +7,9 @@ from itertools import cycle
 import pytest
 from hypothesis import strategies as st
 
-from orca_jax.config import SchedulerName
-from orca_jax.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.request import Request, State
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_score
@@ -51,7 +51,9 @@ def rich_params(draw: st.DrawFn) -> SamplingParams:
         "repetition_penalty": st.sampled_from([0.5, 3.0]),
         "logit_bias": st.dictionaries(IDS, st.sampled_from([-100.0, 1.0, 4.0]), max_size=5),
         "allowed_token_ids": st.lists(IDS, min_size=1, max_size=6).map(tuple),
-        "bad_token_ids": st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=5).map(tuple),
+        "bad_token_ids": st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=5).map(
+            tuple
+        ),
         "logprobs": st.integers(0, 3),
         "prompt_logprobs": st.integers(0, 3),
     }
@@ -94,7 +96,9 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
     for step in range(2000):
         for number, arrival in enumerate(arrivals):
             if arrival.step == step:
-                lab.engine.add_request(str(number), arrival.prompt, arrival.params, urgency=arrival.urgency)
+                lab.engine.add_request(
+                    str(number), arrival.prompt, arrival.params, urgency=arrival.urgency
+                )
                 if arrival.patience is not None:
                     aborts.setdefault(step + arrival.patience, []).append(str(number))
         for request_id in aborts.get(step, []):
@@ -105,7 +109,9 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
         if step >= 40 and not lab.engine.has_work:
             break
     lab.run(limit=0)
-    assert sorted(lab.ends) == sorted(str(number) for number in range(len(arrivals))), "every request gets one end"
+    assert sorted(lab.ends) == sorted(str(number) for number in range(len(arrivals))), (
+        "every request gets one end"
+    )
     for number, arrival in enumerate(arrivals):
         check_end(lab, str(number), arrival)
 
@@ -122,7 +128,9 @@ def check_end(lab: Lab, request_id: str, arrival: Arrival) -> None:
     assert tokens == expected
     if end.finish_reason == "error":
         assert end.error is not None and "no token could follow" in end.error
-        assert len(tokens) < arrival.params.max_tokens and not stop_ids(arrival.params) & set(tokens[-1:])
+        assert len(tokens) < arrival.params.max_tokens and not stop_ids(arrival.params) & set(
+            tokens[-1:]
+        )
         return
     assert end.finish_reason == ("stop" if tokens[-1] in stop_ids(arrival.params) else "length")
     assert end.metrics is not None
@@ -139,7 +147,9 @@ def check_rules(tokens: list[int], params: SamplingParams) -> None:
     assert not stop_ids(params) & set(tokens[: params.min_tokens]), "an end before min_tokens"
     assert params.allowed_token_ids is None or set(tokens) <= set(params.allowed_token_ids)
     for bad in params.bad_token_ids:
-        assert all(tuple(tokens[at : at + len(bad)]) != bad for at in range(len(tokens))), "a bad sequence"
+        assert all(tuple(tokens[at : at + len(bad)]) != bad for at in range(len(tokens))), (
+            "a bad sequence"
+        )
 
 
 def check_logprobs(lab: Lab, request_id: str, arrival: Arrival) -> None:
@@ -154,7 +164,9 @@ def check_logprobs(lab: Lab, request_id: str, arrival: Arrival) -> None:
     if params.prompt_logprobs is None or not tokens:
         assert reported_of_prompt == []
     else:
-        assert reported_of_prompt == [tuple(toy_score(arrival.prompt, params.prompt_logprobs, vocab_size=VOCAB))]
+        assert reported_of_prompt == [
+            tuple(toy_score(arrival.prompt, params.prompt_logprobs, vocab_size=VOCAB))
+        ]
 
 
 def in_order_of_arrival(lab: Lab) -> list[Request]:
@@ -167,11 +179,17 @@ def check_orca(lab: Lab) -> None:
     started = [request.num_iterations + request.in_flight for request in live]
     assert started == sorted(started, reverse=True), "a later request has run more iterations"
     admitted = [request.row is not None for request in live]
-    assert admitted == sorted(admitted, reverse=True), "the admitted are a prefix of the order of arrival"
+    assert admitted == sorted(admitted, reverse=True), (
+        "the admitted are a prefix of the order of arrival"
+    )
     assert lab.kv.reserved_slots <= lab.n_slots
-    in_flight = [member.request_id for each in lab.engine._in_flight for member in each.plan.members]
+    in_flight = [
+        member.request_id for each in lab.engine._in_flight for member in each.plan.members
+    ]
     assert len(set(in_flight)) == len(in_flight), "a request in two plans"
-    assert {request.request_id for request in live if request.state is State.RUNNING} == set(in_flight)
+    assert {request.request_id for request in live if request.state is State.RUNNING} == set(
+        in_flight
+    )
 
 
 class NeverHeldBack(Lab):
@@ -186,11 +204,15 @@ class NeverHeldBack(Lab):
             choices = selection.choices
             chosen = [choice.request.request_id for choice in choices]
             idle = [request for request in pool if request.state is not State.RUNNING]
-            assert chosen == [request.request_id for request in idle][: len(chosen)], "a prefix, so no request starves"
+            assert chosen == [request.request_id for request in idle][: len(chosen)], (
+                "a prefix, so no request starves"
+            )
             assert len(chosen) <= self.max_bs
             if len(chosen) < self.max_bs:
                 left = idle[len(chosen) :]
-                assert all(request.state is State.INITIATION for request in left), "an increment is held back"
+                assert all(request.state is State.INITIATION for request in left), (
+                    "an increment is held back"
+                )
                 if left:
                     newcomers = sum(c.request.max_total for c in choices if c.request.row is None)
                     free = kv.n_slots - kv.reserved_slots - newcomers
@@ -206,7 +228,12 @@ WAITS = st.lists(st.booleans(), max_size=8).map(lambda first: cycle([*first, Tru
 
 @holds_for(150, arrivals=ARRIVALS, n_workers=st.integers(1, 4), waits=WAITS, **SIZES)
 def test_orca(
-    arrivals: list[Arrival], n_workers: int, waits: Iterator[bool], max_bs: int, n_slots: int, page_size: int
+    arrivals: list[Arrival],
+    n_workers: int,
+    waits: Iterator[bool],
+    max_bs: int,
+    n_slots: int,
+    page_size: int,
 ) -> None:
     lab = NeverHeldBack(max_bs=max_bs, n_workers=n_workers, n_slots=n_slots, page_size=page_size)
     lab.wait = lambda handle: next(waits)
@@ -222,8 +249,17 @@ def check_request_level(lab: Lab) -> None:
 
 
 @holds_for(150, arrivals=ARRIVALS, n_workers=st.integers(1, 3), **SIZES)
-def test_request_level(arrivals: list[Arrival], n_workers: int, max_bs: int, n_slots: int, page_size: int) -> None:
-    lab = Lab("request_level", max_bs=max_bs, n_workers=n_workers, n_slots=n_slots, page_size=page_size, eos=[EOS])
+def test_request_level(
+    arrivals: list[Arrival], n_workers: int, max_bs: int, n_slots: int, page_size: int
+) -> None:
+    lab = Lab(
+        "request_level",
+        max_bs=max_bs,
+        n_workers=n_workers,
+        n_slots=n_slots,
+        page_size=page_size,
+        eos=[EOS],
+    )
     serve(lab, arrivals)
     if n_workers == 1:
         check_request_level(lab)
@@ -240,7 +276,8 @@ def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs
         lengths.append((len(arrival.prompt), len(lab.expected(arrival.prompt, arrival.params))))
     lab.run()
     if name == "orca":
-        ends = [0] * max_bs  # each place in the batch is a queue: a request takes the first place to be free
+        # each place in the batch is a queue: a request takes the first place to be free
+        ends = [0] * max_bs
         for _, generated in lengths:
             first = ends.index(min(ends))
             ends[first] += generated

@@ -1,7 +1,7 @@
 """Request-level scheduling by table: the costs of the paper's baseline."""
 
-from orca_jax.request import SamplingParams
 from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import Lab
 
 
@@ -29,7 +29,9 @@ def test_longer_prompts_are_forced_token_by_token() -> None:
     lab.run()
     assert lab.batches == ["A2 B2-", "A1 B1-", "A1 B1-", "A1- B1", "A1- B1"]
     starts = [[member.start for member in plan.members] for plan in lab.executor.plans]
-    assert starts == [[0, 0], [2, 2], [3, 3], [3, 4], [3, 5]], "A repeats its last token where it stood"
+    assert starts == [[0, 0], [2, 2], [3, 3], [3, 4], [3, 5]], (
+        "A repeats its last token where it stood"
+    )
     assert lab.returned == ["", "", "", "", "AB"]
 
 
@@ -56,7 +58,9 @@ def test_repeating_needs_no_pages() -> None:
     lab.add("A", 2, 2)
     lab.add("B", 2, 6)
     lab.run()
-    pages = [[sum(map(len, member.new_blocks)) for member in plan.members] for plan in lab.executor.plans]
+    pages = [
+        [sum(map(len, member.new_blocks)) for member in plan.members] for plan in lab.executor.plans
+    ]
     assert pages == [[1, 1], [0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
 
 
@@ -122,7 +126,16 @@ def test_figure_8_microbatches() -> None:
     for request_id, max_tokens in (("A", 1), ("B", 2), ("C", 3), ("D", 1), ("E", 1)):
         lab.add(request_id, 2, max_tokens)
     lab.run()
-    assert lab.batches == ["A2 B2", "C2 D2", "A1- B1", "C1 D1-", "A1- B1-", "C1 D1-", "A1- B1-", "E2"]
+    assert lab.batches == [
+        "A2 B2",
+        "C2 D2",
+        "A1- B1",
+        "C1 D1-",
+        "A1- B1-",
+        "C1 D1-",
+        "A1- B1-",
+        "E2",
+    ]
     assert [ended for ended in lab.returned if ended] == ["ABCD", "E"]
 
 
@@ -142,5 +155,7 @@ def test_microbatches_of_a_fixed_size() -> None:
     pool = lab_of(max_bs=4).pool
     for name in "AB":
         pool.add_request(name, [1, 2], SamplingParams(max_tokens=1), seed=0, arrival=0.0)
-    sizes = [len(RequestLevelScheduler(4, 2, mbs).select(pool, pool.kv).choices) for mbs in (None, 2)]
+    sizes = [
+        len(RequestLevelScheduler(4, 2, mbs).select(pool, pool.kv).choices) for mbs in (None, 2)
+    ]
     assert sizes == [1, 2]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
-from orca_jax.request import SamplingParams
 from orca_jax.sched import states
 from orca_jax.sched.blocks import BlockPool
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import PrefixCache
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.states import States
-from orca_jax.step import Member, StateMove
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Member, StateMove
 from tests.covering import covering
 from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS, KINDS, check_found, play
@@ -33,7 +33,14 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "WORTH_A_SNAPSHOT", 4)
 
 
-def state_lab(page_size: int = 4, *, groups: str = "full alone", depth: int = 2, budget: int = 64, **sizes: Any) -> Lab:
+def state_lab(
+    page_size: int = 4,
+    *,
+    groups: str = "full alone",
+    depth: int = 2,
+    budget: int = 64,
+    **sizes: Any,
+) -> Lab:
     settings = {"max_bs": 8, "max_model_len": 512, "spare_states": 40} | sizes
     shape = Shape(budget=budget, depth=depth, num_pages=settings.pop("num_pages", None))
     return Lab(page_size=page_size, groups=GROUPS[groups], shape=shape, **settings)
@@ -41,7 +48,11 @@ def state_lab(page_size: int = 4, *, groups: str = "full alone", depth: int = 2,
 
 def moves(lab: Lab, request_id: str) -> list[tuple[int, int]]:
     members: list[Member] = [member for plan in lab.executor.plans for member in plan.members]
-    return [member.state for member in members if member.request_id == request_id and member.state is not None]
+    return [
+        member.state
+        for member in members
+        if member.request_id == request_id and member.state is not None
+    ]
 
 
 @pytest.mark.usefixtures("dense")
@@ -56,7 +67,9 @@ def test_moves_by_hand() -> None:
     lab.engine.add_request("B", list(range(14)), SamplingParams(max_tokens=2, temperature=0))
     lab.engine.add_request("C", [*text, 1, 2, 3, 4, 5], SamplingParams(max_tokens=1, temperature=0))
     lab.run()
-    assert lab.batches[5:] == ["X1 B1 C5-", "B1 C1"], "C begins with 16 of its 22 tokens, and has a border at 21"
+    assert lab.batches[5:] == ["X1 B1 C5-", "B1 C1"], (
+        "C begins with 16 of its 22 tokens, and has a border at 21"
+    )
     assert moves(lab, "X") == [(-1, 3)]
     assert moves(lab, "B") == [(1, 4), (4, 4)]
     assert moves(lab, "C") == [(2, 5), (5, 3)], "block 3 is free and nameless again"
@@ -65,16 +78,25 @@ def test_moves_by_hand() -> None:
 @pytest.mark.parametrize(
     ("page_size", "num_prompt", "groups"),
     covering(
-        product(SIZES, (2, 16, 17, 50, 128), ("full alone", "windows of two sizes", "two pools", "windows alone"))
+        product(
+            SIZES,
+            (2, 16, 17, 50, 128),
+            ("full alone", "windows of two sizes", "two pools", "windows alone"),
+        )
     ),
 )
-def test_the_same_prompt_again_computes_one_token(page_size: int, num_prompt: int, groups: str) -> None:
+def test_the_same_prompt_again_computes_one_token(
+    page_size: int, num_prompt: int, groups: str
+) -> None:
     """A prompt of 16 tokens or fewer leaves no snapshot, unless another one is near its end."""
     lab = state_lab(page_size, groups=groups)
     prompt = [number % 59 for number in range(num_prompt)]
     for request_id in "AB":
         serve(lab, request_id, prompt)
-    assert [computed(lab, request_id) for request_id in "AB"] == [num_prompt, 1 if num_prompt > 16 else num_prompt]
+    assert [computed(lab, request_id) for request_id in "AB"] == [
+        num_prompt,
+        1 if num_prompt > 16 else num_prompt,
+    ]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -91,10 +113,14 @@ def test_further_samples_compute_one_token(page_size: int, num_prompt: int, dept
     assert [computed(lab, str(seed)) for seed in range(6)] == [num_prompt, *more]
     assert num_prompt > 16 or lab.batches[0] == "016 116 216 316 416 516", "all at once"
     for seed in range(6):
-        assert lab.tokens[str(seed)] == lab.expected(prompt, SamplingParams(max_tokens=9, seed=seed))
+        assert lab.tokens[str(seed)] == lab.expected(
+            prompt, SamplingParams(max_tokens=9, seed=seed)
+        )
 
 
-@pytest.mark.parametrize(("budget", "batches"), [(24, ["B10 C10", "B1 C1"]), (6, ["B6-", "B4 C2-"])])
+@pytest.mark.parametrize(
+    ("budget", "batches"), [(24, ["B10 C10", "B1 C1"]), (6, ["B6-", "B4 C2-"])]
+)
 def test_no_sample_waits_for_a_few_tokens(budget: int, batches: list[str]) -> None:
     """B and C begin with the state of 39 tokens. Ten are left: no snapshot will be nearer."""
     lab = state_lab(depth=1, budget=budget)
@@ -108,7 +134,9 @@ def test_no_sample_waits_for_a_few_tokens(budget: int, batches: list[str]) -> No
 
 @pytest.mark.parametrize("groups", ["full alone", "windows of two sizes", "two pools"])
 @pytest.mark.parametrize("page_size", SIZES)
-def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_size: int, groups: str) -> None:
+def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(
+    page_size: int, groups: str
+) -> None:
     """The state of the turn before is kept at its end; the page begun there is copied, however few its tokens are."""
     lab = state_lab(page_size, groups=groups)
     text = serve(lab, "0", [number % 61 for number in range(50)])
@@ -119,7 +147,9 @@ def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_
 
 
 @pytest.mark.parametrize("page_size", SIZES)
-def test_a_template_that_drops_the_thinking_computes_from_the_last_token_of_the_prompt_on(page_size: int) -> None:
+def test_a_template_that_drops_the_thinking_computes_from_the_last_token_of_the_prompt_on(
+    page_size: int,
+) -> None:
     lab = state_lab(page_size)
     asked = [number % 61 for number in range(40)]
     text = serve(lab, "A", asked, SamplingParams(max_tokens=60, temperature=0))
@@ -159,13 +189,19 @@ def test_snapshots_while_generating(monkeypatch: pytest.MonkeyPatch) -> None:
     assert computed(lab, "B") == 60 - 48
 
 
-@pytest.mark.parametrize(("window", "interval", "expected"), [(2, 2, 1), (2, 3, 29), (3, 3, 1), (6, 6, 1), (5, 6, 29)])
-def test_a_window_shorter_than_the_check_in_interval_loses_pages(window: int, interval: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "interval", "expected"), [(2, 2, 1), (2, 3, 29), (3, 3, 1), (6, 6, 1), (5, 6, 29)]
+)
+def test_a_window_shorter_than_the_check_in_interval_loses_pages(
+    window: int, interval: int, expected: int
+) -> None:
     """A block leaves its window before the host knows the ids of its page, so it gets no name and no hit."""
     shape = Shape(budget=8, depth=interval + 1, check_in_interval=interval)
     groups, again = groups_of(None, window, window), []
     for number in (8, 30):
-        lab = Lab(page_size=8, groups=groups, shape=shape, max_bs=8, max_model_len=512, spare_states=40)
+        lab = Lab(
+            page_size=8, groups=groups, shape=shape, max_bs=8, max_model_len=512, spare_states=40
+        )
         for name in "AB":
             serve(lab, name, list(range(29)), SamplingParams(max_tokens=number, temperature=0))
         again.append(computed(lab, "B"))
@@ -212,7 +248,12 @@ def test_a_row_takes_no_block_that_another_one_reads() -> None:
 def test_a_snapshot_of_another_salt_is_not_found(salted: bool) -> None:
     lab = state_lab()
     serve(lab, "A", list(range(20)))
-    serve(lab, "B", list(range(20)), SamplingParams(max_tokens=9, temperature=0, cache_salt="x" if salted else ""))
+    serve(
+        lab,
+        "B",
+        list(range(20)),
+        SamplingParams(max_tokens=9, temperature=0, cache_salt="x" if salted else ""),
+    )
     assert computed(lab, "B") == (20 if salted else 1)
 
 
@@ -229,7 +270,9 @@ def test_new_weights_forget_all_snapshots() -> None:
 def test_snapshots_with_nan_are_forgotten(page_size: int) -> None:
     """B begins with the state of A, whose next token is not finite: C finds neither of them, and D finds that of C."""
     lab = state_lab(
-        page_size, depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token
+        page_size,
+        depth=1,
+        override=lambda name, length, token: None if (name, length) == ("A", 22) else token,
     )
     prompt = list(range(20))
     lab.engine.add_request("A", prompt, GREEDY)
@@ -247,7 +290,9 @@ def test_snapshots_with_nan_are_forgotten(page_size: int) -> None:
 @pytest.mark.usefixtures("dense")
 def test_a_request_with_pages_of_nan_leaves_no_snapshot() -> None:
     """B begins as A, whose next token is not finite, and passes a border of states at 24."""
-    lab = state_lab(depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token)
+    lab = state_lab(
+        depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token
+    )
     lab.engine.add_request("A", list(range(20)), GREEDY)
     for _ in range(4):
         lab.step()
@@ -265,7 +310,9 @@ def test_the_state_of_an_aborted_request_is_kept() -> None:
     lab.step()
     lab.engine.abort("A")
     serve(lab, "B", list(range(20)))
-    assert lab.batches[:4] == ["A6-", "B2-", "B6-", "B2-"], "B begins at 6, and has borders at 8 and 16"
+    assert lab.batches[:4] == ["A6-", "B2-", "B6-", "B2-"], (
+        "B begins at 6, and has borders at 8 and 16"
+    )
 
 
 def test_a_preempted_request_continues_from_its_state() -> None:
@@ -288,7 +335,9 @@ def test_no_room_for_a_copy_computes_all() -> None:
 
 
 def test_fewer_blocks_than_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_states=3 is less than one block of states for each of 4 rows"):
+    with pytest.raises(
+        ConfigError, match="num_states=3 is less than one block of states for each of 4 rows"
+    ):
         KVManager((10,), 4, 4, num_states=3)
 
 
@@ -299,12 +348,19 @@ def test_states_follow_in_any_order(kind: str, number: int) -> None:
     """Together more than 10,000 actions in the slow tests, and a third of them in the default run."""
     labs = [play(kind, seed, 60, has_states=True) for seed in range(number)]
     if kind.startswith("chunked"):
-        assert any(lab.pool.num_cache_hits for lab in labs) and any(lab.pool.num_preemptions for lab in labs)
+        assert any(lab.pool.num_cache_hits for lab in labs) and any(
+            lab.pool.num_preemptions for lab in labs
+        )
         assert any(member.state.source not in (-1, member.state.target)
                    for lab in labs for plan in lab.executor.plans for member in plan.members)  # fmt: skip
 
 
-MOVE, KEEP, AT_SNAPSHOT, FREE = States.move, PrefixReuse._keep_state, PrefixCache._at_snapshot, States.free
+MOVE, KEEP, AT_SNAPSHOT, FREE = (
+    States.move,
+    PrefixReuse._keep_state,
+    PrefixCache._at_snapshot,
+    States.free,
+)
 
 
 def _move_without_target(owner: States, row: int) -> StateMove:
@@ -328,7 +384,11 @@ class _NewestFirst(BlockPool):
 
 def _longer(cache: PrefixCache, *args: Any) -> Any:
     hit = AT_SNAPSHOT(cache, *args)
-    return hit._replace(num_tokens=hit.num_tokens - 1) if hit.num_tokens % cache._page_size > 1 else hit
+    return (
+        hit._replace(num_tokens=hit.num_tokens - 1)
+        if hit.num_tokens % cache._page_size > 1
+        else hit
+    )
 
 
 MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {

@@ -28,7 +28,9 @@ class Answer(NamedTuple):
         return error
 
 
-def http_scope(target: str, method: str = "GET", headers: Pairs | None = None, root_path: str = "") -> dict[str, Any]:
+def http_scope(
+    target: str, method: str = "GET", headers: Pairs | None = None, root_path: str = ""
+) -> dict[str, Any]:
     """The scope that uvicorn makes of a request line; `target` is the raw path."""
     raw, _, query = target.partition("?")
     return {
@@ -49,7 +51,12 @@ def http_scope(target: str, method: str = "GET", headers: Pairs | None = None, r
 
 
 def call(
-    app: ASGIApp, target: str, method: str = "GET", headers: Pairs | None = None, *, root_path: str = ""
+    app: ASGIApp,
+    target: str,
+    method: str = "GET",
+    headers: Pairs | None = None,
+    *,
+    root_path: str = "",
 ) -> Answer:
     """Make one call; return its whole answer."""
     sent: list[Message] = []
@@ -65,7 +72,11 @@ def call(
 
     asyncio.run(run())
     start, *rest = sent
-    return Answer(start["status"], list(start["headers"]), b"".join(message.get("body", b"") for message in rest))
+    return Answer(
+        start["status"],
+        list(start["headers"]),
+        b"".join(message.get("body", b"") for message in rest),
+    )
 
 
 def bearer(key: str) -> Pairs:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.components import described
-from orca_jax.openai.schema.parse import BodyParser
+from orca_jax.serve.openai.schema import PARSERS
+from orca_jax.serve.openai.schema.components import described
+from orca_jax.serve.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
 
@@ -38,7 +38,9 @@ def descriptions(parser: BodyParser) -> dict[str, str]:
     properties = described([parser.kind])[parser.kind.__name__]["properties"]
     fields = {name: str(field.get("description", "")) for name, field in properties.items()}
     if parser.unused:
-        fields[UNUSED] = "The fields that api.md lists as ignored, or as accepted at some values only."
+        fields[UNUSED] = (
+            "The fields that api.md lists as ignored, or as accepted at some values only."
+        )
     return fields
 
 
@@ -73,7 +75,9 @@ def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef):
             for decorator in node.decorator_list:
                 yield from ((item, f"{file}::{node.name}") for item in marked(decorator, file))
-        elif isinstance(node, ast.Assign) and any(ast.unparse(target) == "pytestmark" for target in node.targets):
+        elif isinstance(node, ast.Assign) and any(
+            ast.unparse(target) == "pytestmark" for target in node.targets
+        ):
             for part in ast.walk(node.value):
                 yield from ((item, str(file)) for item in marked(part, file))
 

@@ -7,16 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
+import msgspec
 
-from orca_jax.config import EngineConfig
+from orca_jax.assembly.choices import choices_of
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import Abort, Message, Ready, Rejected, Submit, Updates
-from orca_jax.openai.model import Model, Service
-from orca_jax.request import RequestUpdate
 from orca_jax.serve.app import create_app
+from orca_jax.serve.openai.model import Model, Service
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import RequestUpdate
 from tests.text.lasting import lasting_template
 
 READY = Ready("", "byte", vocab_size=257, max_model_len=2048, n_slots=1024, num_rows=64)
@@ -59,12 +61,15 @@ class Stage:
 
     async def start(self, chats: bool) -> None:
         """Begin to serve, with `chats` by a chat template."""
-        self.client.serve(READY)
+        reads = choices_of(self.config.engine).batches.reads
+        self.client.serve(msgspec.structs.replace(READY, reads=reads))
         if chats:
             with lasting_template():
                 await self.service.set_ready(READY)
         else:
-            self.service._model = Model(load_tokenizer("byte"), None, {}, 257, 2048, CONTEXT * 7, CONTEXT)
+            self.service._model = Model(
+                load_tokenizer("byte"), None, {}, 257, 2048, CONTEXT * 7, CONTEXT
+            )
 
     def http(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
@@ -73,7 +78,9 @@ class Stage:
     def ends(self) -> dict[str, float]:
         """Finished requests by reason, from the metrics."""
         text = self.observer.render().decode()
-        found = re.findall(r'^\S*request_success_total\{.*finished_reason="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+        found = re.findall(
+            r'^\S*request_success_total\{.*finished_reason="(\w+)".*\} (\S+)$', text, re.MULTILINE
+        )
         return {reason: float(count) for reason, count in found if float(count)}
 
 
@@ -103,7 +110,11 @@ def call(
     script: Script, path: str = "/v1/completions", config: ServerConfig | None = None, **fields: Any
 ) -> tuple[httpx.Response, PlayedLink]:
     """The answer to one call, and the link with the messages to the engine."""
-    body = {"model": "m", **({"messages": [user("x")]} if "chat" in path else {"prompt": "x"}), **fields}
+    body = {
+        "model": "m",
+        **({"messages": [user("x")]} if "chat" in path else {"prompt": "x"}),
+        **fields,
+    }
 
     async def act(stage: Stage) -> tuple[httpx.Response, PlayedLink]:
         async with stage.http() as http:
@@ -112,7 +123,9 @@ def call(
     return on_stage(script, act, config, chats="chat" in path)
 
 
-def chat(script: Script, config: ServerConfig | None = None, **fields: Any) -> tuple[httpx.Response, PlayedLink]:
+def chat(
+    script: Script, config: ServerConfig | None = None, **fields: Any
+) -> tuple[httpx.Response, PlayedLink]:
     return call(script, "/v1/chat/completions", config, **fields)
 
 

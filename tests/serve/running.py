@@ -62,7 +62,9 @@ class Server:
 
     def wait_idle(self, timeout: float = 60.0) -> None:
         """Wait until the engine reports no request."""
-        wait_until(lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout)
+        wait_until(
+            lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout
+        )
 
     def engine(self) -> psutil.Process:
         """The engine process; it changes when the server restarts the engine."""
@@ -113,7 +115,9 @@ def is_engine(child: psutil.Process) -> bool:
         return False
 
 
-def spawn(*flags: str, open_files: int | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+def spawn(
+    *flags: str, open_files: int | None = None, prefix: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """Start `python -m orca_jax.serve`, with this limit of open files, behind the words of another command."""
     limit = [] if open_files is None else ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"]
     return subprocess.Popen(
@@ -147,7 +151,9 @@ def running(
         prefix: words of another command, which runs the server.
     """
     place = ("--uds", str(uds)) if uds is not None else ("--port", "0")
-    process = spawn("--model", model, *place, "--no-log-requests", *flags, open_files=open_files, prefix=prefix)
+    process = spawn(
+        "--model", model, *place, "--no-log-requests", *flags, open_files=open_files, prefix=prefix
+    )
     assert process.stdout is not None and process.stderr is not None
     family: list[psutil.Process] = []
     try:
@@ -157,13 +163,23 @@ def running(
         lines.append(process.stdout.readline().rstrip("\n"))
         family = psutil.Process(process.pid).children(recursive=True)
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=tls if tls is not None else True)
-        with httpx.Client(base_url=found[0], timeout=60, headers=headers, transport=transport) as http:
+        transport = httpx.HTTPTransport(
+            uds=None if uds is None else str(uds), verify=tls if tls is not None else True
+        )
+        with httpx.Client(
+            base_url=found[0], timeout=60, headers=headers, transport=transport
+        ) as http:
             server = Server(process, http, lines)
-            drain = threading.Thread(target=lambda: server.errors.extend(unexpected(process.stderr or ())))
+            drain = threading.Thread(
+                target=lambda: server.errors.extend(unexpected(process.stderr or ()))
+            )
             drain.start()
             yield server
-            family += psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            family += (
+                psutil.Process(process.pid).children(recursive=True)
+                if process.poll() is None
+                else []
+            )
             if process.poll() is None:
                 process.terminate()
             process.wait(60)

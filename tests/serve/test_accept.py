@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.serve import accept
 from orca_jax.serve.accept import Acceptor, connection_limit
 from orca_jax.serve.connection import IdleConnections
+from orca_jax.values.errors import ConfigError
 from tests.serve.running import running, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -109,7 +109,12 @@ async def test_the_longest_idle_connection_makes_room() -> None:
         first.send(b"x")
         await here.turns()
         fourth = await here.connect()
-        assert [is_open(each) for each in (first, second, third, fourth)] == [True, False, True, True]
+        assert [is_open(each) for each in (first, second, third, fourth)] == [
+            True,
+            False,
+            True,
+            True,
+        ]
         assert len(here.connections) == 3
 
 
@@ -121,7 +126,9 @@ async def test_new_ones_wait_while_all_are_busy(caplog: pytest.LogCaptureFixture
         third = await here.connect()
         before = here.num_accepts
         await here.turns()
-        assert len(here.connections) == 2 and here.num_accepts == before, "the loop does not try again and again"
+        assert len(here.connections) == 2 and here.num_accepts == before, (
+            "the loop does not try again and again"
+        )
         first.close()
         await here.turns()
         assert len(here.connections) == 2 and here.num_accepts > before
@@ -129,7 +136,9 @@ async def test_new_ones_wait_while_all_are_busy(caplog: pytest.LogCaptureFixture
         await here.turns()
         assert is_open(second) and is_open(third)
     (line,) = caplog.messages
-    assert line.startswith("2 connections are open, as many as the limit of open files allows (ulimit -n): idle")
+    assert line.startswith(
+        "2 connections are open, as many as the limit of open files allows (ulimit -n): idle"
+    )
 
 
 async def test_many_at_once_are_served_one_after_another() -> None:
@@ -175,13 +184,18 @@ async def test_accepting_pauses_when_the_system_refuses(
 
 def test_a_limit_of_files_that_is_too_low_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
-    with pytest.raises(ConfigError, match=r"the limit of open files is 60; allow at least \d+, for example by ulimit"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the limit of open files is 60; allow at least \d+, for example by ulimit",
+    ):
         connection_limit()
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1060, 1060))
     assert 500 < connection_limit() < 1000
 
 
-def test_idle_clients_do_not_stop_a_server_with_few_files(capfd: pytest.CaptureFixture[str]) -> None:
+def test_idle_clients_do_not_stop_a_server_with_few_files(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """200 idle clients at a limit of 128 files: calls are answered, a stream goes on, and one line is logged."""
     with running(open_files=128) as server, contextlib.ExitStack() as stack:
         place = (server.http.base_url.host, server.http.base_url.port or 80)
@@ -193,4 +207,7 @@ def test_idle_clients_do_not_stop_a_server_with_few_files(capfd: pytest.CaptureF
             *_, last = events
         assert last["choices"][0]["finish_reason"] == "length"
         wait_until(lambda: server.errors)
-        assert len(server.errors) == 1 and "as many as the limit of open files allows" in server.errors[0]
+        assert (
+            len(server.errors) == 1
+            and "as many as the limit of open files allows" in server.errors[0]
+        )

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
-from orca_jax.errors import ConfigError
 from orca_jax.serve.access import Access, read_keys, with_cors
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import ConfigError
 from tests.serve.asgi import Answer, Pairs, bearer, call, http_scope
 
 KEYS = ("sk-one", "sk-two-which-is-longer", "z")
@@ -52,7 +52,9 @@ def router() -> ASGIApp:
         return PlainTextResponse(request.scope["route"].path)
 
     routes = {**ROUTES, "/": "GET"}
-    return Starlette(routes=[Route(path, handle, methods=[method]) for path, method in routes.items()])
+    return Starlette(
+        routes=[Route(path, handle, methods=[method]) for path, method in routes.items()]
+    )
 
 
 def closed() -> ASGIApp:
@@ -64,8 +66,12 @@ def refused(answer: Answer) -> bool:
         return False
     assert answer.header("www-authenticate") == "Bearer"
     assert answer.error["type"] == "authentication_error"
-    if b'"request_id"' not in answer.body:  # of Anthropic's format, which has neither param nor code
-        assert set(answer.error) == {"message", "type", "param", "code"} and answer.error["code"] == "invalid_api_key"
+    # of Anthropic's format, which has neither param nor code
+    if b'"request_id"' not in answer.body:
+        assert (
+            set(answer.error) == {"message", "type", "param", "code"}
+            and answer.error["code"] == "invalid_api_key"
+        )
     return True
 
 
@@ -80,7 +86,17 @@ def test_route_needs_a_key(path: str, method: str) -> None:
 
 
 SPELLINGS = (
-    *("//live", "/live/", "/live//", "/LIVE", "/Live", "/live/x", "/live/../v1/models", "/live/..%2fv1/models", "/."),
+    *(
+        "//live",
+        "/live/",
+        "/live//",
+        "/LIVE",
+        "/Live",
+        "/live/x",
+        "/live/../v1/models",
+        "/live/..%2fv1/models",
+        "/.",
+    ),
     *(
         "/%2e/live",
         "/live%2f",
@@ -131,14 +147,31 @@ def test_probes_are_open(target: str, root_path: str) -> None:
 @given(
     path=st.lists(
         st.sampled_from(
-            ["/", ".", "live", "health", "metrics", "v1", "%2e", "%2f", "models", "//", "..", "L", "?", ";"]
+            [
+                "/",
+                ".",
+                "live",
+                "health",
+                "metrics",
+                "v1",
+                "%2e",
+                "%2f",
+                "models",
+                "//",
+                "..",
+                "L",
+                "?",
+                ";",
+            ]
         ),
         max_size=7,
     ).map("".join),
     root=st.sampled_from(["", "/", "/live", "/health/live", "/api", "live"]),
     method=st.sampled_from(["GET", "HEAD", "POST", "OPTIONS"]),
 )
-def test_without_a_key_the_router_takes_nothing_but_the_probes(path: str, root: str, method: str) -> None:
+def test_without_a_key_the_router_takes_nothing_but_the_probes(
+    path: str, root: str, method: str
+) -> None:
     answer = call(closed(), path, method, root_path=root)
     if answer.status != 401:
         assert answer.body.decode() in (OPEN | {"/"} if method == "HEAD" else OPEN)
@@ -183,7 +216,9 @@ def test_wrong_key(headers: Pairs) -> None:
     assert not any(key in answer.body.decode() for key in KEYS[:2]), "an error shows a key"
 
 
-@pytest.mark.parametrize("value", [b"Bearer sk-one", b"bearer sk-one", b"BEARER   sk-one ", b" Bearer sk-one"])
+@pytest.mark.parametrize(
+    "value", [b"Bearer sk-one", b"bearer sk-one", b"BEARER   sk-one ", b" Bearer sk-one"]
+)
 def test_right_key(value: bytes) -> None:
     assert call(closed(), "/v1/models", headers=[(b"Authorization", value)]).status == 200
 
@@ -191,7 +226,9 @@ def test_right_key(value: bytes) -> None:
 @pytest.mark.parametrize("name", [b"x-api-key", b"X-Api-Key", b"api-key"])
 def test_key_in_the_headers_of_other_clients(name: bytes) -> None:
     assert call(closed(), "/v1/models", headers=[(name, b" sk-one ")]).status == 200
-    assert call(closed(), "/v1/models", headers=[(name, b"wrong"), *bearer("sk-one")]).status == 200, "the first counts"
+    assert (
+        call(closed(), "/v1/models", headers=[(name, b"wrong"), *bearer("sk-one")]).status == 200
+    ), "the first counts"
 
 
 def test_query_is_no_place_for_a_key() -> None:
@@ -215,7 +252,9 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (*KEYS, "wrong", ""):
         compared.clear()
         call(app, "/metrics", headers=bearer(key))
-        assert compared == [(32, 32)] * len(KEYS), "otherwise the time would reveal which key matches, or its length"
+        assert compared == [(32, 32)] * len(KEYS), (
+            "otherwise the time would reveal which key matches, or its length"
+        )
 
 
 def test_websockets_are_refused_and_lifespan_passes() -> None:
@@ -314,8 +353,12 @@ def test_bad_key_flag(key: str) -> None:
     assert raised.value.param == "api_key"
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
-def test_readable_to_all(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)]
+)
+def test_readable_to_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
     with caplog.at_level(logging.INFO):
         keys_of(key_file(tmp_path, b"hunter2", mode))
     assert ("chmod 600" in caplog.text) == warned
@@ -331,7 +374,11 @@ def with_pages(*origins: str, credentials: bool = False) -> ASGIApp:
 
 def from_page(origin: str = PAGE, method: str | None = None) -> Pairs:
     asked = [] if method is None else [(b"access-control-request-method", method.encode())]
-    return [(b"origin", origin.encode()), *asked, (b"access-control-request-headers", b"authorization,x-stainless-os")]
+    return [
+        (b"origin", origin.encode()),
+        *asked,
+        (b"access-control-request-headers", b"authorization,x-stainless-os"),
+    ]
 
 
 def test_cors_is_off_unless_asked() -> None:
@@ -373,10 +420,14 @@ def test_page_can_read_the_refusal() -> None:
 
 
 def test_stranger_cannot_read() -> None:
-    answer = call(with_pages(PAGE), "/v1/models", headers=[*bearer("z"), *from_page("https://evil.example")])
+    answer = call(
+        with_pages(PAGE), "/v1/models", headers=[*bearer("z"), *from_page("https://evil.example")]
+    )
     assert answer.header("access-control-allow-origin") is None
 
 
 def test_credentials_for_named_pages_only() -> None:
-    answer = call(with_pages(PAGE, credentials=True), "/v1/models", headers=[*bearer("z"), *from_page()])
+    answer = call(
+        with_pages(PAGE, credentials=True), "/v1/models", headers=[*bearer("z"), *from_page()]
+    )
     assert answer.header("access-control-allow-credentials") == "true"

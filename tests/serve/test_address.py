@@ -12,13 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.serve.__main__ import main
 from orca_jax.serve.listen import listening, tls_context
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.errors import ConfigError
 from tests.serve.running import running
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl makes the certificates"
+)
 
 
 @pytest.mark.slow
@@ -57,7 +59,9 @@ def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [in_use, Path.touch, Path.mkdir])
-def test_what_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[Path], socket.socket | None]) -> None:
+def test_what_is_not_ours_is_left_alone(
+    tmp_path: Path, make: Callable[[Path], socket.socket | None]
+) -> None:
     path = tmp_path / "s"
     made = make(path)
     with pytest.raises(ConfigError) as caught, listening(ServerConfig(uds=str(path))):
@@ -86,7 +90,17 @@ def make_certificate(directory: Path, name: str, *options: str) -> tuple[str, st
     """Paths of a self-signed certificate for this machine, and of its key."""
     certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
     subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
-    command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2")
+    command = (
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-days",
+        "2",
+    )
     out = ("-keyout", str(key), "-out", str(certificate), *(options or ("-nodes",)))
     subprocess.run([*command, *subject, *out], check=True, capture_output=True)
     return str(certificate), str(key)
@@ -102,7 +116,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
 def test_tls(certificates: dict[str, tuple[str, str]]) -> None:
     certificate, key = certificates["server"]
     trusting = ssl.create_default_context(cafile=certificate)
-    with running("--ssl-certfile", certificate, "--ssl-keyfile", key, "--write-timeout", "1", tls=trusting) as server:
+    with running(
+        "--ssl-certfile", certificate, "--ssl-keyfile", key, "--write-timeout", "1", tls=trusting
+    ) as server:
         assert server.url.startswith("https://") and f"--cacert {certificate}" in server.lines[1]
         with server.stream("hi", max_tokens=50, ignore_eos=True) as events:
             *_, last = events
@@ -121,7 +137,9 @@ def test_who_takes_nothing_is_cut_off_in_tls_too(certificates: dict[str, tuple[s
     trusting = ssl.create_default_context(cafile=certificate)
     body = b'{"model":"preset:toy","prompt":"hi","stream":true,"max_tokens":8000,"ignore_eos":true}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with running("--ssl-certfile", certificate, "--ssl-keyfile", key, "--write-timeout", "1", tls=trusting) as server:
+    with running(
+        "--ssl-certfile", certificate, "--ssl-keyfile", key, "--write-timeout", "1", tls=trusting
+    ) as server:
         url = server.http.base_url
         with socket.socket() as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -140,7 +158,14 @@ def test_client_certificates(certificates: dict[str, tuple[str, str]]) -> None:
     known, stranger = (ssl.create_default_context(cafile=certificate) for _ in range(2))
     known.load_cert_chain(*certificates["client"])
     stranger.load_cert_chain(*certificates["stranger"])
-    flags = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", certificates["client"][0])
+    flags = (
+        "--ssl-certfile",
+        certificate,
+        "--ssl-keyfile",
+        key,
+        "--ssl-ca-certs",
+        certificates["client"][0],
+    )
     with running(*flags, tls=known) as server:
         assert server.health().status_code == 200
         for context in (stranger, ssl.create_default_context(cafile=certificate)):
@@ -149,7 +174,9 @@ def test_client_certificates(certificates: dict[str, tuple[str, str]]) -> None:
 
 
 @needs_openssl
-def test_certificates_that_do_not_fit(certificates: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+def test_certificates_that_do_not_fit(
+    certificates: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
     (server, server_key), (_, client_key) = certificates["server"], certificates["client"]
     encrypted = make_certificate(tmp_path, "encrypted", "-passout", "pass:secret")
     for certificate, key, authorities, param in (

@@ -13,21 +13,31 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from orca_jax.config import EngineConfig
-from orca_jax.link.client import MAX_UNREAD, OpenCall
+from orca_jax.link.client import MAX_UNREAD
 from orca_jax.link.wire import Rejected, Submit
-from orca_jax.openai import generation
-from orca_jax.openai.completions import prepare
-from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation
-from orca_jax.openai.model import Service
-from orca_jax.openai.schema import completion_parser
-from orca_jax.request import RequestUpdate
+from orca_jax.serve.openai import generation
+from orca_jax.serve.openai.completions import prepare
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.generation import Generation
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.schema import completion_parser
 from orca_jax.server_config import ServerConfig
-from orca_jax.step import NOT_FINITE
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.step import NOT_FINITE
 from tests.serve.asgi import http_scope
-from tests.serve.played import CONTEXT, READY, News, Stage, call, chat, events, on_stage, saying, update, user
+from tests.serve.played import (
+    CONTEXT,
+    READY,
+    News,
+    Stage,
+    call,
+    chat,
+    on_stage,
+    saying,
+    update,
+    user,
+)
 
 
 def not_finite(submit: Submit) -> list[News]:
@@ -67,10 +77,16 @@ def test_what_the_engine_refuses_is_a_400_also_for_a_stream(stream: bool) -> Non
         return [Rejected(submit.request_id, "no such grammar", "structured_outputs")]
 
     answer, link = call(script, stream=stream, structured_outputs={"grammar": "x"})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "structured_outputs" and link.aborted == []
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"]["param"] == "structured_outputs"
+        and link.aborted == []
+    )
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}
     answer, _ = call(script, stream=stream, response_format=schema)
-    assert answer.json()["error"]["param"] == "response_format", "the caller never said structured_outputs"
+    assert answer.json()["error"]["param"] == "response_format", (
+        "the caller never said structured_outputs"
+    )
 
 
 def test_the_smaller_limit_counts() -> None:
@@ -96,37 +112,49 @@ def test_pieces_that_come_together_and_past_a_stop() -> None:
         return [update(submit, *b"one st"), update(submit, *b"op two"), update(submit, *b"lost")]
 
     answer, link = call(script, stop="stop")
-    assert answer.json()["choices"] == [{"index": 0, "text": "one ", "logprobs": None, "finish_reason": "stop"}]
+    assert answer.json()["choices"] == [
+        {"index": 0, "text": "one ", "logprobs": None, "finish_reason": "stop"}
+    ]
     assert answer.json()["usage"]["completion_tokens"] == 8 and link.aborted == ["r0"]
     answer, _ = call(script, stop="stop", include_stop_str_in_output=True)
     assert answer.json()["choices"][0]["text"] == "one stop"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_quiet_engine_is_bridged_by_comments(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(generation, "QUIET_SECONDS", 0.05)
+QUIET = {
+    "/v1/completions": ": keep-alive\n\n",
+    "/v1/chat/completions": ": keep-alive\n\n",
+    "/v1/responses": ": keep-alive\n\n",
+    "/v1/messages": 'event: ping\ndata: {"type":"ping"}\n\n',
+}
+"""The event that fills silence, by path."""
 
-    receive_soon, quiet = generation._receive_soon, list[bool]()
+
+@pytest.mark.parametrize("path", QUIET)
+def test_a_quiet_engine_is_bridged_before_and_after_the_first_update(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A preempted request has updates, and then none for minutes; proxies close silent connections."""
+    monkeypatch.setattr(generation, "QUIET_SECONDS", 0.05)
+    fields = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}
+    others = {"messages": [user("x")], "max_tokens": 9}
 
     async def act(stage: Stage) -> httpx.Response:
-        async def counted(call: OpenCall) -> list[RequestUpdate | Rejected] | None:
-            messages = await receive_soon(call)
-            quiet.append(messages is None)
-            if len(quiet) == 2:
-                for news in saying("late")(stage.link.submitted[0]):
-                    stage.client.take_message(news)
-            return messages
-
-        monkeypatch.setattr(generation, "_receive_soon", counted)
-        body = {"model": "m", "stream": True, "prompt": "x", "messages": [user("x")]}
-        del body["prompt" if "chat" in path else "messages"]
+        body = {"model": "m", "stream": True, **fields.get(path, others)}
         async with stage.http() as http:
-            return await http.post(path, json=body)
+            answering = asyncio.create_task(http.post(path, json=body))
+            while not stage.link.submitted:
+                await asyncio.sleep(0.001)
+            submit = stage.link.submitted[0]
+            for news in saying("first", "second")(submit):
+                await asyncio.sleep(0.14)
+                stage.client.take_message(news)
+            return await answering
 
-    answer = on_stage(silent, act, chats="chat" in path)
-    assert answer.text.startswith(": keep-alive\n\n: keep-alive\n\n")
-    texts = [one.get("text") or one.get("delta", {}).get("content", "") for e in events(answer) for one in e["choices"]]
-    assert "".join(texts) == "late"
+    text = on_stage(silent, act, chats=path != "/v1/completions").text
+    before, first, rest = text.partition("first")
+    between, second, _ = rest.partition("second")
+    assert first and second
+    assert QUIET[path] in before and QUIET[path] in between
 
 
 def test_a_crash_is_an_error_in_the_right_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +172,12 @@ def test_before_the_model_is_loaded() -> None:
     async def act(stage: Stage) -> list[httpx.Response]:
         body = {"model": "m", "prompt": "x", "messages": [user("x")]}
         async with stage.http() as http:
-            completion = await http.post("/v1/completions", json={k: body[k] for k in ("model", "prompt")})
-            chatting = await http.post("/v1/chat/completions", json={k: body[k] for k in ("model", "messages")})
+            completion = await http.post(
+                "/v1/completions", json={k: body[k] for k in ("model", "prompt")}
+            )
+            chatting = await http.post(
+                "/v1/chat/completions", json={k: body[k] for k in ("model", "messages")}
+            )
             return [
                 completion,
                 chatting,
@@ -160,18 +192,28 @@ def test_before_the_model_is_loaded() -> None:
 
 @pytest.mark.conforms("completions.timeout", "completions.queue_timeout")
 @pytest.mark.parametrize(
-    ("fields", "status", "code"), [({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")]
+    ("fields", "status", "code"),
+    [({"timeout": 0.1}, 408, "timeout"), ({"queue_timeout": 0.1}, 503, "queue_timeout")],
 )
 def test_deadlines_of_the_caller(fields: dict[str, Any], status: int, code: str) -> None:
     answer, link = call(silent, **fields)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code) and link.aborted == ["r0"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (
+        status,
+        code,
+    ) and link.aborted == ["r0"]
     answer, _ = call(saying("in time"), **fields)
     assert answer.status_code == 200
 
 
 def test_ends_are_counted_by_reason() -> None:
     async def act(stage: Stage) -> dict[str, float]:
-        scripts = (saying("a"), saying("a", reason="length"), saying("b", reason="length"), not_finite, silent)
+        scripts = (
+            saying("a"),
+            saying("a", reason="length"),
+            saying("b", reason="length"),
+            not_finite,
+            silent,
+        )
         async with stage.http() as http:
             for script in scripts:
                 stage.link.script = script
@@ -188,7 +230,10 @@ def test_ends_are_counted_by_reason() -> None:
 def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
     async def act(stage: Stage) -> tuple[int, list[str], int, dict[str, float]]:
         content = json.dumps({"model": "m", "prompt": "x", **body}).encode()
-        messages = [{"type": "http.request", "body": content, "more_body": False}, {"type": "http.disconnect"}]
+        messages = [
+            {"type": "http.request", "body": content, "more_body": False},
+            {"type": "http.disconnect"},
+        ]
         sent: list[Message] = []
 
         async def receive() -> Message:
@@ -209,11 +254,19 @@ def test_who_hangs_up_frees_the_engine(body: dict[str, Any]) -> None:
 def own_objects() -> Counter[str]:
     """The number of objects of each class of this package, those of unreachable cycles included."""
     kinds = Counter(type(thing) for thing in gc.get_objects())
-    return Counter({kind.__qualname__: n for kind, n in kinds.items() if str(kind.__module__).startswith("orca_jax.")})
+    return Counter(
+        {
+            kind.__qualname__: n
+            for kind, n in kinds.items()
+            if str(kind.__module__).startswith("orca_jax.")
+        }
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("end", ["whole", "client gone", "timeout", "engine lost", "refused", "failed", "too slow"])
+@pytest.mark.parametrize(
+    "end", ["whole", "client gone", "timeout", "engine lost", "refused", "failed", "too slow"]
+)
 def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, stream: bool) -> None:
     """The server collects garbage rarely, so a cycle for each aborted stream would hold hundreds of megabytes."""
     scripts = {
@@ -224,7 +277,9 @@ def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, str
     }
 
     async def one(stage: Stage) -> None:
-        body = {"model": "m", "prompt": "x", "stream": stream} | ({"timeout": 0.01} if end == "timeout" else {})
+        body = {"model": "m", "prompt": "x", "stream": stream} | (
+            {"timeout": 0.01} if end == "timeout" else {}
+        )
         request = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
         messages = [request, *([{"type": "http.disconnect"}] if end == "client gone" else [])]
 
@@ -236,7 +291,11 @@ def test_an_ended_call_leaves_no_objects_for_the_garbage_collector(end: str, str
 
         if end == "engine lost":
             asyncio.get_running_loop().call_later(0.01, stage.client.lose, "dead")
-        await stage.app(http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")]), receive, send)
+        await stage.app(
+            http_scope("/v1/completions", "POST", [(b"content-type", b"application/json")]),
+            receive,
+            send,
+        )
         stage.link.submitted.clear()
         if end == "engine lost":
             stage.client.attach(stage.link)  # type: ignore[arg-type]
@@ -283,14 +342,16 @@ def test_operators_may_allow_fewer_logprobs() -> None:
 
 
 def test_many_unknown_names_are_refused_at_once() -> None:
-    body = ",".join(f'"name{i}": 1' for i in range(200_000))
+    body = ",".join(f'"name{i}": 1' for i in range(190_000))
     start = time.process_time()
     with pytest.raises(ApiError, match="name0"):
         completion_parser.parse(b'{"model": "m", ' + body.encode() + b"}")
     assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize("crowd", [b"1," * 4_000_001 + b"1", b"[1]," * 400_000 + b"[1]", b'{"a":' * 400_001])
+@pytest.mark.parametrize(
+    "crowd", [b"1," * 4_000_001 + b"1", b"[1]," * 400_000 + b"[1]", b'{"a":' * 400_001]
+)
 def test_crowds_are_not_read(crowd: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         completion_parser.parse(b'{"model": "m", "prompt": [' + crowd + b"]}")
@@ -315,7 +376,10 @@ def test_repeated_ids_are_one() -> None:
 
 def test_contradictions_are_the_callers() -> None:
     def script(submit: Submit) -> list[News]:
-        return [update(submit, 65), update(submit, finish_reason="error", error="no token could follow")]
+        return [
+            update(submit, 65),
+            update(submit, finish_reason="error", error="no token could follow"),
+        ]
 
     answer, _ = call(script)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_token_allowed"
@@ -327,8 +391,14 @@ def test_defaults_of_the_model_directory() -> None:
         defaults = {"temperature": 0.25, "top_k": 9, "max_tokens": 7}
         stage.service._model = dataclasses.replace(stage.service.model, defaults=defaults)
         async with stage.http() as http:
-            for fields in ({}, {"temperature": 1.0, "max_tokens": 3}, {"prompt": "x" * (CONTEXT - 2)}):
-                answer = await http.post("/v1/completions", json={"model": "m", "prompt": "x", **fields})
+            for fields in (
+                {},
+                {"temperature": 1.0, "max_tokens": 3},
+                {"prompt": "x" * (CONTEXT - 2)},
+            ):
+                answer = await http.post(
+                    "/v1/completions", json={"model": "m", "prompt": "x", **fields}
+                )
                 assert answer.status_code == 200
         params = [submit.params for submit in stage.link.submitted]
         return [(one.temperature, one.top_k, one.max_tokens) for one in params]
@@ -346,5 +416,8 @@ def test_texts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> 
         ("/v1/chat/completions", {"messages": [user("x" * 20_000)]}),
     ):
         answer, link = call(silent, path, **fields)
-        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        assert (
+            answer.status_code == 400
+            and answer.json()["error"]["code"] == "context_length_exceeded"
+        )
         assert answer.json()["error"]["param"] in fields and link.submitted == []

@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 
 from orca_jax.batch.config import BatchConfig
-from orca_jax.config import EngineConfig
-from orca_jax.deploy.ray_serve import RayConfig
-from orca_jax.errors import ConfigError
 from orca_jax.flags import help_of
 from orca_jax.flags import texts as help_texts
 from orca_jax.serve.__main__ import main
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import KvEvents, ServerConfig
+from orca_jax.tools.deploy.ray_serve import RayConfig
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
 
 
 def test_texts_belong_to_fields() -> None:
     """A flag that was renamed or removed would leave its text behind."""
     kinds = {kind.__name__: kind for kind in (EngineConfig, ServerConfig, BatchConfig, RayConfig)}
-    texts = tomllib.loads(Path(help_texts.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    texts = tomllib.loads(
+        Path(help_texts.__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    )
     assert texts.keys() == kinds.keys()
     for name, fields in texts.items():
         assert fields.keys() <= {field.name for field in dataclasses.fields(kinds[name])}
@@ -39,7 +41,10 @@ def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(ServerConfig):
         if field.name != "engine":
-            assert f"--{field.name.replace('_', '-')}" in shown and help_of(field.name, ServerConfig) in shown
+            assert (
+                f"--{field.name.replace('_', '-')}" in shown
+                and help_of(field.name, ServerConfig) in shown
+            )
 
 
 @pytest.mark.parametrize(
@@ -51,11 +56,15 @@ def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("--help=max_num", {"--max-num-seqs", "--max-num-batched-tokens"}, {"--port"}),
     ],
 )
-def test_help_of_some_flags(word: str, shown: set[str], hidden: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_some_flags(
+    word: str, shown: set[str], hidden: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_args([word])
     assert caught.value.code == 0
-    flags = {line.strip(" ,").split(" ")[0].rstrip(",") for line in capsys.readouterr().out.splitlines()}
+    flags = {
+        line.strip(" ,").split(" ")[0].rstrip(",") for line in capsys.readouterr().out.splitlines()
+    }
     flags |= {"--help"} if "-h" in flags else set()
     assert shown <= flags and not hidden & flags
 
@@ -73,12 +82,21 @@ def test_help_of_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
         ("--served-model-name a b", {"served_model_name": ("a", "b")}),
         ("--api-key one two --port 0", {"api_key": ("one", "two"), "port": 0}),
         ("--api-key=-dash", {"api_key": ("-dash",)}),
-        ("--max-num-queued-reqs 4k --max-body-bytes 1M", {"max_num_queued_reqs": 4000, "max_body_bytes": 2**20}),
+        (
+            "--max-num-queued-reqs 4k --max-body-bytes 1M",
+            {"max_num_queued_reqs": 4000, "max_body_bytes": 2**20},
+        ),
         ("--overload-status 429", {"overload_status": 429}),
-        ("--queue-timeout 1.5 --shutdown-timeout 0", {"queue_timeout": 1.5, "shutdown_timeout": 0.0}),
+        (
+            "--queue-timeout 1.5 --shutdown-timeout 0",
+            {"queue_timeout": 1.5, "shutdown_timeout": 0.0},
+        ),
         ("--restart-engine --no-log-requests", {"restart_engine": True, "log_requests": False}),
         ("--uds some.sock --root-path /llm", {"uds": "some.sock", "root_path": "/llm"}),
-        ("--tool-call-parser hermes --log-format json", {"tool_call_parser": "hermes", "log_format": "json"}),
+        (
+            "--tool-call-parser hermes --log-format json",
+            {"tool_call_parser": "hermes", "log_format": "json"},
+        ),
         ("--model preset:toy", {"engine": EngineConfig(model="preset:toy")}),
     ],
 )
@@ -126,7 +144,11 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--kv-events-endpoint tcp://10.0.0.1:5557", "kv_events_endpoint"),
         ("--kv-events-endpoint 127.0.0.1:5557", "kv_events_endpoint"),
         ("--kv-events-endpoint tcp://127.0.0.1", "kv_events_endpoint"),
-        ("--kv-events-endpoint ipc://a --kv-events-replay-endpoint tcp://[::]:1", "kv_events_replay_endpoint"),
+        ("--kv-events-endpoint tcp://127.0.0.1:" + "9" * 5000, "kv_events_endpoint"),
+        (
+            "--kv-events-endpoint ipc://a --kv-events-replay-endpoint tcp://[::]:1",
+            "kv_events_replay_endpoint",
+        ),
         ("--kv-events-replay-endpoint ipc://a", "kv_events_replay_endpoint"),
         ("--kv-events-topic t", "kv_events_topic"),
         ("--kv-events-allow-remote", "kv_events_allow_remote"),
@@ -150,7 +172,9 @@ def test_what_cannot_be_meant(flags: str, param: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith(f"error: --{param.replace('_', '-')}: ")
 
 
-@pytest.mark.parametrize("flags", ["--overload-status 500", "--log-format xml", "--port x", "--unknown", "--api-key"])
+@pytest.mark.parametrize(
+    "flags", ["--overload-status 500", "--log-format xml", "--port x", "--unknown", "--api-key"]
+)
 def test_what_argparse_refuses(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_args(flags.split())
@@ -180,7 +204,17 @@ def test_a_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
         port: 81
         """,
     )
-    config = parse_args(["--config", name, "--max-num-queued-reqs", "8", "--served-model-name", "z", "--log-requests"])
+    config = parse_args(
+        [
+            "--config",
+            name,
+            "--max-num-queued-reqs",
+            "8",
+            "--served-model-name",
+            "z",
+            "--log-requests",
+        ]
+    )
     engine = EngineConfig(model="preset:toy", max_num_seqs=4000, page_size=32)
     assert config == ServerConfig(
         engine=engine,
@@ -215,7 +249,13 @@ def test_events_stay_on_the_machine(endpoint: str) -> None:
 
 
 def test_events_for_other_machines_are_allowed_by_name() -> None:
-    flags = ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-allow-remote", "--kv-events-topic", "kv@a@b"]
+    flags = [
+        "--kv-events-endpoint",
+        "tcp://*:5557",
+        "--kv-events-allow-remote",
+        "--kv-events-topic",
+        "kv@a@b",
+    ]
     assert parse_args(flags).kv_events == KvEvents("tcp://*:5557", "kv@a@b")
     assert ServerConfig().kv_events is None
 
@@ -226,5 +266,7 @@ def test_speculation_is_json_or_a_mapping(tmp_path: Path) -> None:
     for argv in (["--speculative-config", text], ["--config", in_file]):
         speculative = parse_args(argv).engine.speculative_config
         assert speculative is not None and speculative.num_speculative_tokens == 3
-    with pytest.raises(ConfigError, match="speculative_config: num_speculative_tokens must be an integer from 1"):
+    with pytest.raises(
+        ConfigError, match="speculative_config: num_speculative_tokens must be an integer from 1"
+    ):
         parse_args(["--speculative-config", "{}"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.openai.schema import PARSERS
+from orca_jax.serve.openai.schema import PARSERS
 from tests.project.source import SourceFile
 from tests.serve.conformance import PAGE, items, marks, marks_of, page, routes
 
@@ -47,6 +47,8 @@ def test_marks_are_read_from_functions_and_modules(tmp_path: Path) -> None:
         ("b", f"{source}::test_one"),
         ("c", f"{source}::test_one"),
     }
-    source.write_text("@pytest.mark.conforms(NAME)\ndef test_one() -> None: ...\n", encoding="utf-8")
+    source.write_text(
+        "@pytest.mark.conforms(NAME)\ndef test_one() -> None: ...\n", encoding="utf-8"
+    )
     with pytest.raises(AssertionError, match="plain strings"):
         list(marks_of(SourceFile(source)))

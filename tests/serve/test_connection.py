@@ -13,7 +13,9 @@ import pytest
 from tests.serve.running import MODEL, Server, running, wait_until
 from tests.serve.test_life import iterations
 
-BODY = json.dumps({"model": MODEL, "prompt": "hi", "stream": True, "max_tokens": 8000, "ignore_eos": True}).encode()
+BODY = json.dumps(
+    {"model": MODEL, "prompt": "hi", "stream": True, "max_tokens": 8000, "ignore_eos": True}
+).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
@@ -57,7 +59,9 @@ def read_answers(raw: socket.socket, count: int) -> bytes:
 def refusal(answer: bytes) -> tuple[int, dict[str, Any]]:
     """Status and error of an answer; then the connection must close."""
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
+    assert (
+        b"connection: close" in head.lower() and b"content-type: application/json" in head.lower()
+    )
     assert head.lower().count(b"x-content-type-options: nosniff") == 1
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -87,7 +91,11 @@ def halves(strict: Server) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["head", "body", "letter"])
 def test_half_a_request_is_not_waited_for(halves: dict[str, bytes], name: str) -> None:
     status, error = refusal(halves[name])
-    assert (status, error["code"], error["type"]) == (408, "request_timeout", "invalid_request_error")
+    assert (status, error["code"], error["type"]) == (
+        408,
+        "request_timeout",
+        "invalid_request_error",
+    )
 
 
 def test_half_a_message_is_refused_in_the_format_of_its_api(halves: dict[str, bytes]) -> None:
@@ -157,7 +165,9 @@ def peers(server: Server, port: int) -> list[Any]:
 def test_headers_have_a_limit(server: Server, size: int) -> None:
     with connected(server) as raw:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            raw.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * size + b"\r\n\r\n")
+            raw.sendall(
+                b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * size + b"\r\n\r\n"
+            )
         answer = read_all(raw)
     if answer or size < 100_000:  # with more bytes in transit, the answer may be lost in the reset
         status, error = refusal(answer)
@@ -172,7 +182,11 @@ def test_long_headers_within_the_limit(server: Server, size: int) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\x16\x03\x01\x02\x00\x01\x00", b"HELO\r\n\r\n", b"GET /live HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n"],
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"HELO\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
+    ],
 )
 def test_what_is_no_http(server: Server, sent: bytes) -> None:
     with connected(server) as raw:
@@ -183,11 +197,20 @@ def test_what_is_no_http(server: Server, sent: bytes) -> None:
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("length", [b"content-length: 5\r\n", b""])
-def test_a_request_of_ambiguous_length_is_refused_and_closed(server: Server, version: bytes, length: bytes) -> None:
+def test_a_request_of_ambiguous_length_is_refused_and_closed(
+    server: Server, version: bytes, length: bytes
+) -> None:
     """RFC 9112, 6.1: a proxy that looks at the other header would see another request in the rest."""
-    start = b"GET /live HTTP/%s\r\nhost: localhost\r\n%stransfer-encoding: chunked\r\n\r\n" % (version, length)
+    start = b"GET /live HTTP/%s\r\nhost: localhost\r\n%stransfer-encoding: chunked\r\n\r\n" % (
+        version,
+        length,
+    )
     with connected(server) as raw:
-        raw.sendall(start + b"0\r\n\r\n" + b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        raw.sendall(
+            start
+            + b"0\r\n\r\n"
+            + b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
         answer = read_all(raw)
     if version == b"1.1" and not length:
         assert answer.count(b"HTTP/1.1 200") == 2
@@ -213,13 +236,21 @@ LENGTH = b"content-length: %d\r\n" % len(SHORT)
 # Name: (sent, statuses of the answers).
 UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
     "chunk extensions and trailers": (
-        CHUNKED + b'%x;a=b;c="d"\r\n%s\r\n0\r\nx-trailer: 1\r\n\r\n' % (len(SHORT), SHORT) + CLOSING,
+        CHUNKED
+        + b'%x;a=b;c="d"\r\n%s\r\n0\r\nx-trailer: 1\r\n\r\n' % (len(SHORT), SHORT)
+        + CLOSING,
         [200, 200],
     ),
-    "expect": (HEAD + b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING, [100, 200, 200]),
+    "expect": (
+        HEAD + b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING,
+        [100, 200, 200],
+    ),
     "HEAD": (b"HEAD /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + CLOSING, [200, 200]),
     "OPTIONS": (b"OPTIONS /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + CLOSING, [405, 200]),
-    "unread body": (b"POST /no HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\nhello" + CLOSING, [404, 200]),
+    "unread body": (
+        b"POST /no HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\nhello" + CLOSING,
+        [404, 200],
+    ),
     "pipelined": ((HEAD + LENGTH + b"\r\n" + SHORT) * 20 + CLOSING, [200] * 21),
     "upgrade": (CLOSING.replace(b"close", b"upgrade, close\r\nupgrade: h2c") + CLOSING, [200]),
     "chunk too large": (CHUNKED + b"F" * 30 + b"\r\n", [400]),
@@ -228,7 +259,10 @@ UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
     "trailers too long": (CHUNKED + b"0\r\n" + b"x-trailer: 1\r\n" * 10_000, [431]),
     "two lengths": (HEAD + b"content-length: 5, 6\r\n\r\nhello", [400]),
     "5000 digits": (HEAD + b"content-length: " + b"1" * 5000 + b"\r\n\r\n", [400]),
-    "compressed": (HEAD + b"content-encoding: gzip\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING, [415, 200]),
+    "compressed": (
+        HEAD + b"content-encoding: gzip\r\n" + LENGTH + b"\r\n" + SHORT + CLOSING,
+        [415, 200],
+    ),
 }
 
 
@@ -240,4 +274,6 @@ def test_unusual_requests_leave_the_connection_in_order(server: Server, name: st
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             raw.sendall(sent)
         answer = read_all(raw)
-    assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:] if part[:3].isdigit()] == statuses
+    assert [
+        int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:] if part[:3].isdigit()
+    ] == statuses

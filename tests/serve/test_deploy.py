@@ -12,18 +12,18 @@ import pytest
 import yaml
 
 from orca_jax.assembly.choices import ORDERINGS
-from orca_jax.config import EngineConfig
 from orca_jax.link.open_files import MAX_OPEN_FILES
-from orca_jax.plan.__main__ import make_parser as plan_parser
-from orca_jax.request import MAX_PRIORITY
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
 from orca_jax.serve.accept import MIN_CONNECTIONS, RESERVED_FILES
 from orca_jax.serve.connection import MAX_HEADER_BYTES
+from orca_jax.serve.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, Metrics
-from orca_jax.telemetry.observer import ServerObserver
-from orca_jax.timeline.__main__ import make_parser as timeline_parser
+from orca_jax.tools.plan.__main__ import make_parser as plan_parser
+from orca_jax.tools.timeline.__main__ import make_parser as timeline_parser
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import MAX_PRIORITY
 from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -40,7 +40,11 @@ def published() -> dict[str, set[str]]:
     observer = ServerObserver(ServerConfig())
     observer.call_ended("GET", "/x", 200, 0.1)
     observer.render()
-    found = {sample.name: set(sample.labels) for family in observer.metrics.collect() for sample in family.samples}
+    found = {
+        sample.name: set(sample.labels)
+        for family in observer.metrics.collect()
+        for sample in family.samples
+    }
     for line in observer.render().decode().splitlines():
         if line.startswith("process_"):
             found[line.split()[0]] = set()
@@ -58,7 +62,9 @@ def load_yaml(name: str) -> list[Any]:
 
 
 def panel_queries() -> list[str]:
-    return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    return [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])
+    ]
 
 
 def variable_queries() -> list[str]:
@@ -93,7 +99,9 @@ def test_counters_are_asked_for_growth(query: str) -> None:
     """Queries use the growth of a counter, since its value depends on the start of the server."""
     for name in NAME.findall(query):
         if name.endswith(("_total", "_bucket", "_count", "_sum")):
-            assert re.search(rf"\b(?:rate|increase)\({re.escape(name)}(?:{{[^}}]*}})?\[", query), name
+            assert re.search(rf"\b(?:rate|increase)\({re.escape(name)}(?:{{[^}}]*}})?\[", query), (
+                name
+            )
 
 
 def test_queries_name_real_states() -> None:
@@ -114,7 +122,9 @@ def test_dashboard_is_whole() -> None:
     assert used - {"__rate_interval", "__range"} == variables
 
 
-@pytest.mark.parametrize("name", ["num_requests_waiting", "kv_cache_usage_perc", "compiles_while_serving_total"])
+@pytest.mark.parametrize(
+    "name", ["num_requests_waiting", "kv_cache_usage_perc", "compiles_while_serving_total"]
+)
 def test_dashboard_shows_what_matters(name: str) -> None:
     assert any(f"orca_jax_{name}" in query for query in panel_queries())
 
@@ -158,21 +168,28 @@ def test_metrics_table() -> None:
 def test_limits() -> None:
     assert f"Headers end at {MAX_HEADER_BYTES // 2**10} KiB" in SENTENCES
     assert f"soft limit up to {MAX_OPEN_FILES}" in SENTENCES
-    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not" in SENTENCES
+    assert f"It keeps {RESERVED_FILES} files for its own use" in SENTENCES
+    assert f"fewer than {MIN_CONNECTIONS} connections the server does not start" in SENTENCES
 
 
 def test_orders_are_as_told() -> None:
     told = {name for name in re.findall(r"^- `([a-z]+)`: ", OPERATIONS, re.MULTILINE)}
     assert told == set(ORDERINGS)
     assert f"from {-MAX_PRIORITY} to {MAX_PRIORITY}" in SENTENCES
-    assert f"come {SECONDS_PER_STEP:g} seconds later for each step" in SENTENCES
-    assert f"come {2 * MAX_PRIORITY * SECONDS_PER_STEP:g} seconds" in SENTENCES
+    step = SECONDS_PER_STEP
+    assert f"{step:g} s for each step of `priority`" in SENTENCES
+    assert f"priority 0 overtakes priority 3 for {3 * step:g} s" in SENTENCES
+    assert f"at most {2 * MAX_PRIORITY * step:g} s" in SENTENCES
     assert f"as if they had {PATIENCE:g} seconds" in SENTENCES
 
 
 def test_flags_exist() -> None:
-    known = {field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)}
-    known |= {action.dest for parser in (plan_parser(), timeline_parser()) for action in parser._actions}
+    known = {
+        field.name for kind in (ServerConfig, EngineConfig) for field in dataclasses.fields(kind)
+    }
+    known |= {
+        action.dest for parser in (plan_parser(), timeline_parser()) for action in parser._actions
+    }
     named = {flag.replace("-", "_") for flag in re.findall(r"`--(?:no-)?([a-z-]+)", OPERATIONS)}
     assert named - {"help"} <= known
 

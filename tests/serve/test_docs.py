@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from orca_jax.openai.schema import PARSERS
+from orca_jax.serve.openai.schema import PARSERS
 from scripts.api_page import api_page
 from tests.serve.played import on_stage, saying
 from tests.serve.test_openapi import routes_of
@@ -22,7 +22,9 @@ def test_the_reference_has_every_field() -> None:
         for name in (*parser.kind.__struct_fields__, *parser.unused):
             assert f"| `{name}` |" in text, name
     for target in re.findall(r"\]\(#(\w+)\)", text):
-        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), f"a link without a target: {target}"
+        assert re.search(rf"^### {target}$", text, re.MULTILINE | re.IGNORECASE), (
+            f"a link without a target: {target}"
+        )
 
 
 def test_routes_are_listed() -> None:

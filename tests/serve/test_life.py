@@ -17,11 +17,20 @@ import httpx
 import psutil
 import pytest
 
-from orca_jax.bundled import demo_directory
+from orca_jax.helpers.bundled import demo_directory
 from orca_jax.serve.__main__ import main
 from orca_jax.server_config import ServerConfig
 from tests.openai.test_bad_input import check_error
-from tests.serve.running import MODEL, Server, engine_of, engines_of, parse_events, running, spawn, wait_until
+from tests.serve.running import (
+    MODEL,
+    Server,
+    engine_of,
+    engines_of,
+    parse_events,
+    running,
+    spawn,
+    wait_until,
+)
 
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 
@@ -35,7 +44,9 @@ def busy(server: Server) -> bool:
 
 def iterations(server: Server) -> float:
     """The engine's iterations so far, in its last message."""
-    (total,) = re.findall(r"^orca_jax_iterations_total\S* (\S+)$", server.http.get("/metrics").text, re.MULTILINE)
+    (total,) = re.findall(
+        r"^orca_jax_iterations_total\S* (\S+)$", server.http.get("/metrics").text, re.MULTILINE
+    )
     return float(total)
 
 
@@ -85,7 +96,9 @@ def test_only_the_http_port_listens(server: Server) -> None:
     assert listening.laddr.port == server.http.base_url.port
     assert server.engine() in front_end.children()
     for child in front_end.children(recursive=True):
-        assert open_connections(child) == [], "the processes communicate over inherited socket pairs"
+        assert open_connections(child) == [], (
+            "the processes communicate over inherited socket pairs"
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=heavy)])
@@ -101,7 +114,11 @@ def test_engine_killed_or_stopped(number: signal.Signals) -> None:
             start = time.monotonic()
             os.kill(server.engine().pid, number)
             *_, last = events
-            assert last["error"]["code"] == "engine_unavailable" and set(last["error"]) >= {"param", "type", "message"}
+            assert last["error"]["code"] == "engine_unavailable" and set(last["error"]) >= {
+                "param",
+                "type",
+                "message",
+            }
         health = server.health()
         assert number == signal.SIGKILL or time.monotonic() - start < 5
         assert health.status_code == 503
@@ -184,10 +201,16 @@ def test_signal_lets_running_requests_finish(number: signal.Signals) -> None:
             server.engine().terminate()  # as for a whole process group: the engine ignores it
             server.process.send_signal(number)
             wait_until(lambda: server.health().json()["status"] == "draining")
-            assert (server.health().status_code, server.http.get("/ready").status_code) == (503, 503)
+            assert (server.health().status_code, server.http.get("/ready").status_code) == (
+                503,
+                503,
+            )
             assert server.http.get("/live").status_code == 200
             refused = server.complete("late")
-            assert check_error(refused, 503)["code"] == "engine_unavailable" and refused.headers["retry-after"]
+            assert (
+                check_error(refused, 503)["code"] == "engine_unavailable"
+                and refused.headers["retry-after"]
+            )
             *_, last = events
             assert last["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
@@ -202,7 +225,10 @@ def test_signal_with_a_limit_on_patience() -> None:
             next(events)
             server.process.terminate()
             *_, last = events
-            assert "shutting down" in last["error"]["message"] and last["error"]["type"] == "server_error"
+            assert (
+                "shutting down" in last["error"]["message"]
+                and last["error"]["type"] == "server_error"
+            )
         assert server.process.wait(60) == 0
     assert server.errors == []
 
@@ -220,7 +246,9 @@ def test_second_signal_ends_at_once() -> None:
             wait_until(lambda: server.health().json()["status"] == "draining")
             server.process.terminate()
             *_, last = events
-            assert "shutting down" in last["error"]["message"], "they would end without an error, but later"
+            assert "shutting down" in last["error"]["message"], (
+                "they would end without an error, but later"
+            )
         plain.join()
         check_error(answers[0], 503)
         assert server.process.wait(60) == 0
@@ -233,7 +261,9 @@ def test_signal_without_open_calls() -> None:
         assert server.health().status_code == 200  # on a connection that the client keeps
         server.process.terminate()
         server.process.terminate()
-        assert server.process.wait(ServerConfig().shutdown_timeout) == 0, "it waits for no connection"
+        assert server.process.wait(ServerConfig().shutdown_timeout) == 0, (
+            "it waits for no connection"
+        )
     assert server.errors == []
 
 
@@ -272,7 +302,9 @@ def test_signal_while_the_engine_loads_and_hangs() -> None:
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         assert http.get("/live").status_code == 200
         early = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
-        assert check_error(early, 503)["code"] == "engine_unavailable" and early.headers["retry-after"]
+        assert (
+            check_error(early, 503)["code"] == "engine_unavailable" and early.headers["retry-after"]
+        )
         check_error(http.get("/v1/models"), 503)
         process.terminate()
         assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
@@ -287,9 +319,8 @@ def test_loading_has_a_limit() -> None:
 
 
 def test_front_end_needs_no_jax() -> None:
-    code = (
-        "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.assembly.engine'} & set(sys.modules)"
-    )
+    unwanted = {"jax", "numpy", "orca_jax.assembly.engine"}
+    code = f"import sys, orca_jax.serve.server; assert not {unwanted} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -331,7 +362,8 @@ def test_wrong_values_name_their_flag(wrong: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--dtype=fast", "--unknown=1", "--port=none", "--max-model-len=4q", "--mod=preset:toy"]
+    "wrong",
+    ["--dtype=fast", "--unknown=1", "--port=none", "--max-model-len=4q", "--mod=preset:toy"],
 )
 def test_wrong_flags_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

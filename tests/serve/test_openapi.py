@@ -23,7 +23,9 @@ def document(server: Server) -> dict[str, Any]:
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, item in document["paths"].items():
-        yield from ((path, method, item[method]) for method in ("get", "post", "delete") if method in item)
+        yield from (
+            (path, method, item[method]) for method in ("get", "post", "delete") if method in item
+        )
 
 
 def references(value: Any) -> Iterator[str]:
@@ -45,7 +47,11 @@ async def routes_of(stage: Stage) -> set[str]:
     app: Any = stage.app
     while not hasattr(app, "routes"):
         app = getattr(app, "_app", None) or app.app
-    return {route.path.replace("{name:path}", "{model}") for route in app.routes if route.include_in_schema}
+    return {
+        route.path.replace("{name:path}", "{model}")
+        for route in app.routes
+        if route.include_in_schema
+    }
 
 
 def test_references_lead_somewhere(document: dict[str, Any]) -> None:
@@ -56,7 +62,9 @@ def test_references_lead_somewhere(document: dict[str, Any]) -> None:
 @pytest.mark.conforms("POST /v1/completions", "POST /v1/chat/completions", "POST /tokenize")
 @pytest.mark.conforms("POST /detokenize", "detokenize.model")
 def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any]) -> None:
-    posts = [(path, operation) for path, method, operation in operations(document) if method == "post"]
+    posts = [
+        (path, operation) for path, method, operation in operations(document) if method == "post"
+    ]
     assert len(posts) == 12
     for path, operation in posts:
         content = operation["requestBody"]["content"]["application/json"]
@@ -68,7 +76,9 @@ def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any
         assert fits(shape, answer.json(), document), path
 
 
-@pytest.mark.conforms("GET /v1/models", "GET /v1/models/{model}", "GET /version", "GET /openapi.json")
+@pytest.mark.conforms(
+    "GET /v1/models", "GET /v1/models/{model}", "GET /version", "GET /openapi.json"
+)
 @pytest.mark.conforms("GET /metrics", "GET /load", "GET /live", "GET /ready", "GET /health")
 @pytest.mark.conforms("GET /health_generate")
 def test_reading_routes_answer_what_they_say(server: Server, document: dict[str, Any]) -> None:
@@ -85,7 +95,9 @@ def test_reading_routes_answer_what_they_say(server: Server, document: dict[str,
 def test_limits_are_the_models(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["CompletionRequest"]["properties"]["model"]["enum"] == [MODEL, None]
-    assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == VOCAB_SIZE - 1
+    assert (
+        schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == VOCAB_SIZE - 1
+    )
     body = {"model": MODEL, "prompt": "x", "min_tokens": 8193}
     assert not fits(schemas["CompletionRequest"], body, document)
     assert "x-limit" not in str(document)
@@ -99,4 +111,6 @@ def test_keys() -> None:
         assert ("401" in operation["responses"]) == (path not in OPEN), path
         assert operation.get("security") == ([] if path in OPEN else None), path
     free = openapi_document(["m"], {}, has_keys=False)
-    assert "security" not in free and all("401" not in one["responses"] for _, _, one in operations(free))
+    assert "security" not in free and all(
+        "401" not in one["responses"] for _, _, one in operations(free)
+    )

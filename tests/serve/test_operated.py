@@ -37,7 +37,8 @@ def metrics(server: Server) -> dict[str, float]:
     answer = server.http.get("/metrics")
     assert answer.status_code == 200
     return {
-        sample.name + "".join(f"|{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        sample.name
+        + "".join(f"|{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
     }
@@ -62,16 +63,39 @@ def raw(server: Server, method: str, target: str) -> int:
 def documented_routes(server: Server) -> list[tuple[str, str]]:
     """Pairs (method, path) of the OpenAPI document."""
     paths = server.http.get("/openapi.json").json()["paths"]
-    return [(method.upper(), re.sub(r"{.*?}", "x", path)) for path, methods in paths.items() for method in methods]
+    return [
+        (method.upper(), re.sub(r"{.*?}", "x", path))
+        for path, methods in paths.items()
+        for method in methods
+    ]
 
 
 def test_every_route_needs_a_key(operated: Server) -> None:
     routes = documented_routes(operated)
     paths = {path for _, path in routes}
-    assert paths >= OPEN | {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics", "/ready", "/load"}
-    tried = {*routes, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("GET", "/docs"), ("OPTIONS", "*")}
-    tried |= {("GET", "/playground/settings"), ("GET", "/playground/iterations"), ("POST", "/playground/burst")}
-    tried |= {(method, path) for method in ("HEAD", "OPTIONS", "PUT", "DELETE") for path in paths - OPEN}
+    assert paths >= OPEN | {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/metrics",
+        "/ready",
+        "/load",
+    }
+    tried = {
+        *routes,
+        ("GET", "/openapi.json"),
+        ("GET", "/nowhere"),
+        ("GET", "/docs"),
+        ("OPTIONS", "*"),
+    }
+    tried |= {
+        ("GET", "/playground/settings"),
+        ("GET", "/playground/iterations"),
+        ("POST", "/playground/burst"),
+    }
+    tried |= {
+        (method, path) for method in ("HEAD", "OPTIONS", "PUT", "DELETE") for path in paths - OPEN
+    }
     for method, path in sorted(tried):
         status = raw(operated, method, path)
         if path in OPEN:
@@ -93,8 +117,21 @@ def test_every_route_needs_a_key(operated: Server) -> None:
             "/./live",
             "/%2e/live",
         ),
-        *("/health/%2e%2e/v1/models", "/live%00", "/live%2f..%2fv1/models", "http://x/live", "/metrics?x=/live"),
-        *("/metrics%20", "/Metrics", "//metrics", "/v1//models", "/metrics/", "/v1/models/../../live"),
+        *(
+            "/health/%2e%2e/v1/models",
+            "/live%00",
+            "/live%2f..%2fv1/models",
+            "http://x/live",
+            "/metrics?x=/live",
+        ),
+        *(
+            "/metrics%20",
+            "/Metrics",
+            "//metrics",
+            "/v1//models",
+            "/metrics/",
+            "/v1/models/../../live",
+        ),
     ],
 )
 def test_no_spelling_is_a_way_in(operated: Server, target: str) -> None:
@@ -109,9 +146,14 @@ def test_both_keys_are_good(operated: Server) -> None:
 
 
 def test_page_gets_its_preflight_and_can_read_a_refusal(operated: Server) -> None:
-    url, asked = f"{operated.url}/v1/completions", {"origin": PAGE, "access-control-request-method": "POST"}
+    url, asked = (
+        f"{operated.url}/v1/completions",
+        {"origin": PAGE, "access-control-request-method": "POST"},
+    )
     assert httpx.options(url, headers=asked).headers["access-control-allow-origin"] == PAGE
-    assert httpx.options(url, headers={**asked, "origin": "https://evil.example"}).status_code == 400
+    assert (
+        httpx.options(url, headers={**asked, "origin": "https://evil.example"}).status_code == 400
+    )
     refused = httpx.post(url, headers={"origin": PAGE}, json={})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
 
@@ -119,7 +161,9 @@ def test_page_gets_its_preflight_and_can_read_a_refusal(operated: Server) -> Non
 @pytest.mark.conforms("GET /metrics")
 def test_counters_equal_what_was_sent(operated: Server) -> None:
     before = metrics(operated)
-    answers = [operated.complete("abc", max_tokens=4, ignore_eos=True, temperature=0) for _ in range(3)]
+    answers = [
+        operated.complete("abc", max_tokens=4, ignore_eos=True, temperature=0) for _ in range(3)
+    ]
     with operated.stream(["ab", "cd"], max_tokens=5, ignore_eos=True, temperature=0) as events:
         assert list(events)
     assert operated.complete("x", max_tokens=-2).status_code == 400
@@ -151,9 +195,17 @@ def test_a_dashboard_of_vllm_is_not_empty(operated: Server) -> None:
     operated.complete("dashboard", cache_salt="dashboard", max_tokens=4, ignore_eos=True)
     queries = DASHBOARD.read_text(encoding="utf-8").splitlines()[1:]
     names = {name for query in queries for name in re.findall(r"vllm:\w+", query)}
-    wait_until(lambda: any(name.startswith("vllm:prefix_cache_queries") and n for name, n in metrics(operated).items()))
+    wait_until(
+        lambda: any(
+            name.startswith("vllm:prefix_cache_queries") and n
+            for name, n in metrics(operated).items()
+        )
+    )
     found = metrics(operated)
-    samples = {name: {key: n for key, n in found.items() if key.partition("|")[0] == name} for name in names}
+    samples = {
+        name: {key: n for key, n in found.items() if key.partition("|")[0] == name}
+        for name in names
+    }
     for query in queries:
         labels = set(re.findall(r"(\w+)=", query))
         labels.update(*(inside.split(", ") for inside in re.findall(r"by \((.*?)\)", query)))
@@ -161,13 +213,16 @@ def test_a_dashboard_of_vllm_is_not_empty(operated: Server) -> None:
             assert all(f"|{label}=" in key for key in samples[name] for label in labels), query
     grown = set(re.findall(r"(?:rate|increase)\((vllm:\w+)", "\n".join(queries)))
     empty = {name for name in names if not (any if name in grown else len)(samples[name].values())}
-    assert empty <= {"vllm:num_preemptions_total", "vllm:prefix_cache_hits_total"}, "they have samples, of 0"
+    assert empty <= {"vllm:num_preemptions_total", "vllm:prefix_cache_hits_total"}, (
+        "they have samples, of 0"
+    )
     assert all(samples.values())
 
 
 def test_engine_totals_follow(operated: Server) -> None:
     before = metrics(operated)
-    operated.complete("totals", cache_salt="totals", max_tokens=4, ignore_eos=True)  # no other test computed it
+    # no other test computed it
+    operated.complete("totals", cache_salt="totals", max_tokens=4, ignore_eos=True)
 
     def grown(name: str) -> float:
         return metrics(operated)[f"orca_jax_{name}"] - before[f"orca_jax_{name}"]
@@ -205,7 +260,8 @@ def test_engines_log_looks_the_same(operated: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [("", "holds no key"), ("a b\n", "printable ASCII"), (None, "cannot be read")]
+    ("content", "complaint"),
+    [("", "holds no key"), ("a b\n", "printable ASCII"), (None, "cannot be read")],
 )
 def test_bad_key_file_ends_the_start(
     tmp_path: Path, content: str | None, complaint: str, capsys: pytest.CaptureFixture[str]
@@ -215,7 +271,11 @@ def test_bad_key_file_ends_the_start(
         keys.write_text(content)
     assert main(["--model", MODEL, "--port", "0", "--api-key-file", str(keys)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: --api-key-file") and complaint in error and "Traceback" not in error
+    assert (
+        error.startswith("error: --api-key-file")
+        and complaint in error
+        and "Traceback" not in error
+    )
 
 
 @pytest.mark.chaos
@@ -229,7 +289,9 @@ def test_totals_go_on_when_the_engine_is_killed() -> None:
         wait_until(lambda: read("iterations_total") >= 8)
         iterations, generated = read("iterations_total"), read("generation_tokens_total")
         server.engine().kill()
-        wait_until(lambda: server.health().status_code == 200 and read("engine_restarts_total") == 1)
+        wait_until(
+            lambda: server.health().status_code == 200 and read("engine_restarts_total") == 1
+        )
         assert read("generation_tokens_total") == generated == 8
         assert server.complete("abc", max_tokens=8, ignore_eos=True).status_code == 200
         wait_until(lambda: read("iterations_total") >= iterations + 8)

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_jax.serve.access import Access
 from orca_jax.serve.health import metrics_route
 from orca_jax.serve.request_context import RequestContext
+from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
 from tests.serve.asgi import bearer, call, http_scope
 from tests.serve.played import Stage, on_stage, saying
 from tests.telemetry.test_observer import samples
@@ -50,15 +50,31 @@ def application(observer: ServerObserver) -> ASGIApp:
 
 @pytest.mark.parametrize("sent", ["a", "req_1.2-3", "x" * 128, "0"])
 def test_clients_id_is_kept(sent: str) -> None:
-    answer = call(application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent.encode())])
+    answer = call(
+        application(ServerObserver(ServerConfig())),
+        "/items/1",
+        headers=[(b"x-request-id", sent.encode())],
+    )
     assert answer.header("x-request-id") == answer.body.decode() == sent
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"x" * 129, b"a b", b"a\nlevel=error", b"\xff", b"a;b", b"<script>", b"a\r\nset-cookie: x"]
+    "sent",
+    [
+        b"",
+        b"x" * 129,
+        b"a b",
+        b"a\nlevel=error",
+        b"\xff",
+        b"a;b",
+        b"<script>",
+        b"a\r\nset-cookie: x",
+    ],
 )
 def test_odd_id_is_replaced(sent: bytes) -> None:
-    answer = call(application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent)])
+    answer = call(
+        application(ServerObserver(ServerConfig())), "/items/1", headers=[(b"x-request-id", sent)]
+    )
     made = answer.header("x-request-id")
     assert made is not None and made.startswith("req_") and made == answer.body.decode()
 
@@ -67,23 +83,44 @@ def test_no_answer_is_sniffed() -> None:
     """Answers, streams, files, metrics and refusals say that browsers must not guess their type."""
 
     async def act(stage: Stage) -> None:
-        asked = [("GET", path) for path in ("/live", "/health", "/v1/models", "/metrics", "/openapi.json", "/nowhere")]
-        asked += [("GET", "/"), ("GET", "/playground/chart.js"), ("DELETE", "/live"), ("OPTIONS", "/v1/completions")]
+        asked = [
+            ("GET", path)
+            for path in ("/live", "/health", "/v1/models", "/metrics", "/openapi.json", "/nowhere")
+        ]
+        asked += [
+            ("GET", "/"),
+            ("GET", "/playground/chart.js"),
+            ("DELETE", "/live"),
+            ("OPTIONS", "/v1/completions"),
+        ]
         asked += [("POST", "/v1/completions"), ("POST", "/tokenize")]
         async with stage.http() as http:
             for method, path in asked:
-                for body in ({"prompt": "x", "stream": True}, {"prompt": []}) if method == "POST" else (None,):
+                for body in (
+                    ({"prompt": "x", "stream": True}, {"prompt": []})
+                    if method == "POST"
+                    else (None,)
+                ):
                     answer = await http.request(method, path, json=body)
-                    assert answer.headers.get_list("x-content-type-options") == ["nosniff"], (method, path)
+                    assert answer.headers.get_list("x-content-type-options") == ["nosniff"], (
+                        method,
+                        path,
+                    )
             foreign = await http.get("/live", headers={"host": "evil.example"})
-            assert foreign.status_code == 403 and foreign.headers["x-content-type-options"] == "nosniff"
+            assert (
+                foreign.status_code == 403
+                and foreign.headers["x-content-type-options"] == "nosniff"
+            )
 
     on_stage(saying("x"), act)
 
 
 def test_ids_differ() -> None:
     app = application(ServerObserver(ServerConfig()))
-    ids = {call(app, path).header("x-request-id") for path in ("/items/1", "/items/1", "/nowhere", "/crash")}
+    ids = {
+        call(app, path).header("x-request-id")
+        for path in ("/items/1", "/items/1", "/nowhere", "/crash")
+    }
     assert len(ids) == 4 and None not in ids
 
 
@@ -98,7 +135,9 @@ def test_crash_is_answered_and_logged_with_its_id(caplog: pytest.LogCaptureFixtu
         answer = call(app, "/crash", headers=[(b"x-request-id", b"mine")])
         assert (answer.status, answer.header("x-request-id")) == (500, "mine")
         assert b"secret" not in answer.body
-        assert [record.message for record in caplog.records if record.exc_info] == ["a call crashed"]
+        assert [record.message for record in caplog.records if record.exc_info] == [
+            "a call crashed"
+        ]
     answer = call(RequestContext(crash, observer), "/crash")
     assert answer.error == {
         "message": "an internal error occurred",
@@ -112,7 +151,9 @@ def test_crash_after_the_answer_began() -> None:
     observer = ServerObserver(ServerConfig())
 
     async def crash(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"X-Request-Id", b"inner")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"X-Request-Id", b"inner")]}
+        )
         raise RuntimeError
 
     answer = call(RequestContext(crash, observer), "/x")
@@ -124,7 +165,15 @@ def test_crash_after_the_answer_began() -> None:
 def test_calls_are_counted_by_route() -> None:
     observer = ServerObserver(ServerConfig())
     app = application(observer)
-    for target in ("/items/a", "/items/b/c", "/items/%0a", "/nowhere", "/other?x=1", "/live", "/crash"):
+    for target in (
+        "/items/a",
+        "/items/b/c",
+        "/items/%0a",
+        "/nowhere",
+        "/other?x=1",
+        "/live",
+        "/crash",
+    ):
         call(app, target)
     call(app, "/items/a", "POST")
     call(app, "/items/a", "BREW")
@@ -152,7 +201,9 @@ def test_hung_up_call_is_counted() -> None:
         await asyncio.Event().wait()
 
     async def run() -> None:
-        task = asyncio.create_task(RequestContext(forever, observer)(http_scope("/x"), _never, _drop))  # type: ignore[arg-type]
+        task = asyncio.create_task(
+            RequestContext(forever, observer)(http_scope("/x"), _never, _drop)
+        )  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert samples(observer)["orca_jax_http_requests_open"] == 1
         task.cancel()
@@ -191,7 +242,11 @@ def test_metrics_route() -> None:
     answer = asyncio.run(run())
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     names = {family.name for family in text_string_to_metric_families(answer.text)}
-    assert {"vllm:num_requests_running", "orca_jax_compiles_while_serving", "process_resident_memory_bytes"} <= names
+    assert {
+        "vllm:num_requests_running",
+        "orca_jax_compiles_while_serving",
+        "process_resident_memory_bytes",
+    } <= names
 
 
 def test_keys_stay_out_of_metrics_and_logs(caplog: pytest.LogCaptureFixture) -> None:

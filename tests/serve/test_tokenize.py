@@ -19,10 +19,16 @@ def post(server: Server, path: str, **fields: Any) -> Any:
 @pytest.mark.conforms("tokenize.return_token_strs", "detokenize.tokens")
 def test_there_and_back(server: Server) -> None:
     answer = post(server, "/tokenize", model=MODEL, prompt="naïve", return_token_strs=True).json()
-    assert answer["tokens"] == list("naïve".encode()) and answer["count"] == 6 and answer["max_model_len"] == 8192
+    assert (
+        answer["tokens"] == list("naïve".encode())
+        and answer["count"] == 6
+        and answer["max_model_len"] == 8192
+    )
     assert answer["token_strs"] == ["n", "a", "bytes:\\xc3", "bytes:\\xaf", "v", "e"]
     assert post(server, "/detokenize", tokens=answer["tokens"]).json() == {"prompt": "naïve"}
-    assert post(server, "/detokenize", tokens=[65, 256, 0xFF]).json() == {"prompt": "A<|end|>\ufffd"}
+    assert post(server, "/detokenize", tokens=[65, 256, 0xFF]).json() == {
+        "prompt": "A<|end|>\ufffd"
+    }
     assert post(server, "/detokenize", tokens=[]).json() == {"prompt": ""}
     assert post(server, "/tokenize", prompt="").json()["tokens"] == []
 
@@ -35,8 +41,13 @@ def test_a_conversation_counts_what_its_completion_will(server: Server) -> None:
         count = post(server, "/tokenize", **fields).json()["count"]
         choice = {"tool_choice": "required"} if "tools" in fields else {}
         body = {"model": MODEL, "max_tokens": 1, "ignore_eos": True, **fields, **choice}
-        assert server.http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"] == count
-    shorter = post(server, "/tokenize", messages=messages, add_generation_prompt=False).json()["count"]
+        assert (
+            server.http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+            == count
+        )
+    shorter = post(server, "/tokenize", messages=messages, add_generation_prompt=False).json()[
+        "count"
+    ]
     assert shorter < post(server, "/tokenize", messages=messages).json()["count"]
 
 
@@ -63,7 +74,12 @@ def test_what_is_refused(server: Server, path: str, fields: dict[str, Any], para
 @pytest.mark.conforms("POST /v1/completions/render", "POST /v1/chat/completions/render")
 def test_rendered_prompts_are_those_of_the_completion(server: Server) -> None:
     (answer,) = post(server, "/v1/completions/render", model=MODEL, prompt="hi", stream=True).json()
-    assert answer == {"request_id": answer["request_id"], "token_ids": [104, 105], "features": None, "model": MODEL}
+    assert answer == {
+        "request_id": answer["request_id"],
+        "token_ids": [104, 105],
+        "features": None,
+        "model": MODEL,
+    }
     several = post(server, "/v1/completions/render", prompt=[[1, 2], [3]]).json()
     assert [one["token_ids"] for one in several] == [[1, 2], [3]]
     messages = [{"role": "user", "content": "How many tokens?"}]
@@ -77,13 +93,26 @@ def test_rendered_prompts_are_those_of_the_completion(server: Server) -> None:
 def test_the_text_of_a_prompt_is_that_of_its_chat(server: Server) -> None:
     messages = [{"role": "user", "content": "How many tokens?"}]
     tools = [{"type": "function", "function": {"name": "clock"}}]
-    for fields in ({}, {"tools": tools, "tool_choice": "required"}, {"add_generation_prompt": False}):
-        (text,) = post(server, "/apply-template", model=MODEL, messages=messages, **fields).json().values()
-        ids = post(server, "/v1/chat/completions/render", messages=messages, **fields).json()["token_ids"]
+    for fields in (
+        {},
+        {"tools": tools, "tool_choice": "required"},
+        {"add_generation_prompt": False},
+    ):
+        (text,) = (
+            post(server, "/apply-template", model=MODEL, messages=messages, **fields)
+            .json()
+            .values()
+        )
+        ids = post(server, "/v1/chat/completions/render", messages=messages, **fields).json()[
+            "token_ids"
+        ]
         assert list(text.encode()) == ids and messages[0]["content"] in text
     answer = post(server, "/apply-template", messages=messages, reasoning_effort="low")
     assert answer.headers["x-orca-ignored-fields"] == "reasoning_effort"
-    assert check_error(post(server, "/apply-template", messages=messages, model="other"), 404)["param"] == "model"
+    assert (
+        check_error(post(server, "/apply-template", messages=messages, model="other"), 404)["param"]
+        == "model"
+    )
 
 
 def test_many_ids_become_text_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

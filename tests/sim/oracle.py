@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from orca_jax.request import Constraint, SamplingParams, TokenLogprobs
 from orca_jax.sim.toy_logits import has_adjustments, toy_adjusted, toy_logprobs, toy_noise
+from orca_jax.values.request import Constraint, SamplingParams, TokenLogprobs
 
 
 def toy_generate(
@@ -29,12 +29,18 @@ def toy_generate(
     total = sum((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids))
     is_plain = constraint is None and not _is_limited(params) and not has_adjustments(params)
     for _ in range(params.max_tokens):
-        noise = toy_noise(params.temperature, params.top_k, seed if params.seed is None else params.seed, len(ids))
+        noise = toy_noise(
+            params.temperature, params.top_k, seed if params.seed is None else params.seed, len(ids)
+        )
         token = (total + noise) % vocab_size
         if not is_plain:
             generated = ids[len(prompt_ids) :]
             tokens = -1 if constraint is None else constraint.allowed()  # -1 has all bits
-            allowed = [i for i in range(vocab_size) if tokens >> i & 1 and _may_follow(i, generated, params, stop_ids)]
+            allowed = [
+                i
+                for i in range(vocab_size)
+                if tokens >> i & 1 and _may_follow(i, generated, params, stop_ids)
+            ]
             if not allowed:
                 break
             logits = toy_adjusted(token, params, prompt_ids, Counter(generated), vocab_size)
@@ -52,7 +58,9 @@ def _is_limited(params: SamplingParams) -> bool:
     return bool(params.min_tokens or params.bad_token_ids) or params.allowed_token_ids is not None
 
 
-def _may_follow(token: int, generated: list[int], params: SamplingParams, stop_ids: Collection[int]) -> bool:
+def _may_follow(
+    token: int, generated: list[int], params: SamplingParams, stop_ids: Collection[int]
+) -> bool:
     """True if a request's own parameters allow an id as the next one."""
     if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
         return False

@@ -3,10 +3,10 @@
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.request import SamplingParams
 from orca_jax.sim.clock import WRAP_SECONDS, Clock, age_of
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
 
 
 def test_it_spells_the_time_at_which_a_group_began() -> None:
@@ -29,11 +29,17 @@ def test_requests_do_not_share_a_group() -> None:
 
 
 def test_an_engine_serves_it() -> None:
-    engine = build_engine(EngineConfig(model="preset:clock-1", max_num_seqs=2, max_model_len=64)).engine
+    engine = build_engine(
+        EngineConfig(model="preset:clock-1", max_num_seqs=2, max_model_len=64)
+    ).engine
     engine.add_request("r", [65] * 8, SamplingParams(max_tokens=16))
     ids = [token for update in _run(engine) for token in update.new_ids]
     groups = bytes(ids).decode().split(" ")
-    assert groups[0] == "" and all(len(group) == 7 and group.isdecimal() for group in groups[1:]) and len(groups) == 3
+    assert (
+        groups[0] == ""
+        and all(len(group) == 7 and group.isdecimal() for group in groups[1:])
+        and len(groups) == 3
+    )
 
 
 def _run(engine):  # type: ignore[no-untyped-def]
@@ -41,7 +47,16 @@ def _run(engine):  # type: ignore[no-untyped-def]
         yield from engine.step()
 
 
-@pytest.mark.parametrize("model", ["preset:clock-", "preset:clock-x", "preset:clock-0", "preset:clock-99999"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "preset:clock-",
+        "preset:clock-x",
+        "preset:clock-0",
+        "preset:clock-99999",
+        "preset:clock-" + "9" * 5000,
+    ],
+)
 def test_a_clock_without_a_pace_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match="milliseconds") as error:
         build_engine(EngineConfig(model=model))

@@ -6,11 +6,11 @@ import pytest
 
 from lab.paper.gpt import StageCost
 from lab.simulated.cost import FeatureCost, features
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup, PageShape
-from orca_jax.request import SamplingParams
 from orca_jax.sim.cost import LinearCost, WorkCounts, windows_of, work_of
 from orca_jax.sim.executor import SimExecutor, VirtualClock
-from orca_jax.step import Member, RowSampling, StepPlan
+from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup, PageShape
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Member, RowSampling, StepPlan
 
 STAGE = StageCost(weights=10.0, initiation=2.0, increment=1.0, context=0.5)
 
@@ -36,7 +36,9 @@ def test_another_engine_on_the_same_stage() -> None:
     work = work_of(PROMPT)
     assert STAGE.slower(1.25).stages(work, 1) == [1.25 * 18]
     slow = StageCost(10.0, 2.0, 1.0, 0.5, control=3.0).slower(2.0)
-    assert slow.stages(work, 1) == [2 * 18 + 3], "the control plane does not belong to the engine's kernels"
+    assert slow.stages(work, 1) == [2 * 18 + 3], (
+        "the control plane does not belong to the engine's kernels"
+    )
 
 
 def test_padding_and_launches() -> None:
@@ -52,12 +54,18 @@ def test_samplers_have_sizes(draws: int, rows: int) -> None:
 
 def test_features_have_weights() -> None:
     cost = FeatureCost({"launches": 2.0, "chunk_pairs": 0.1, "context": 0.01})
-    assert cost.stages(work_of(PROMPT + INCREMENTS), 2) == [pytest.approx((2 + 0.1 * 10 + 0.01 * 15) / 2)] * 2
+    assert (
+        cost.stages(work_of(PROMPT + INCREMENTS), 2)
+        == [pytest.approx((2 + 0.1 * 10 + 0.01 * 15) / 2)] * 2
+    )
 
 
 def groups_of(*parts: tuple[int, int | None]) -> tuple[LayerGroup, ...]:
     """Groups of so many layers, each with a window."""
-    return tuple(LayerGroup(tuple(range(layers)), layers, PageShape(1, 1), window) for layers, window in parts)
+    return tuple(
+        LayerGroup(tuple(range(layers)), layers, PageShape(1, 1), window)
+        for layers, window in parts
+    )
 
 
 MIXED = groups_of((1, None), (2, 4), (1, 4))
@@ -69,12 +77,17 @@ MIXED = groups_of((1, None), (2, 4), (1, 4))
     [
         ((0, 6, False), {"chunk_pairs": (21 + 3 * (1 + 2 + 3 + 4 + 4 + 4)) / 4}),
         ((2, 3, False), {"chunk_pairs": (3 + 4 + 5 + 3 * (3 + 4 + 4)) / 4, "chunk_context": 2}),
-        ((6, 3, False), {"chunk_pairs": (7 + 8 + 9 + 3 * 12) / 4, "chunk_context": (6 + 3 * 3) / 4}),
+        (
+            (6, 3, False),
+            {"chunk_pairs": (7 + 8 + 9 + 3 * 12) / 4, "chunk_context": (6 + 3 * 3) / 4},
+        ),
         ((9, 1, True), {"context": (10 + 3 * 4) / 4}),
         ((2, 1, True), {"context": 3}),
     ],
 )
-def test_a_window_bounds_the_work_of_its_layers(member: tuple[int, int, bool], expected: Mapping[str, float]) -> None:
+def test_a_window_bounds_the_work_of_its_layers(
+    member: tuple[int, int, bool], expected: Mapping[str, float]
+) -> None:
     found = work_of([member], windows=windows_of(MIXED))._asdict()
     assert {name: found[name] for name in expected} == expected
     assert found["chunk_context"] == expected.get("chunk_context", 0), "nothing else is read"
@@ -89,7 +102,9 @@ def test_equal_layers_count_as_one(groups: tuple[LayerGroup, ...]) -> None:
     assert isinstance(work.chunk_pairs, int) and isinstance(work.context, int)
 
 
-@pytest.mark.parametrize(("groups", "context"), [(ONE_GROUP, 8), (MIXED, (8 + 3 * 4) / 4), (groups_of((1, 4)), 4)])
+@pytest.mark.parametrize(
+    ("groups", "context"), [(ONE_GROUP, 8), (MIXED, (8 + 3 * 4) / 4), (groups_of((1, 4)), 4)]
+)
 def test_the_simulator_knows_windows(groups: tuple[LayerGroup, ...], context: float) -> None:
     """A prompt of 7 tokens takes 24 s, then an increment 11 s and half a second for each token that it sees."""
     clock = VirtualClock()
@@ -103,7 +118,12 @@ def test_the_simulator_knows_windows(groups: tuple[LayerGroup, ...], context: fl
 def plan(number: int, row: int, num_prompt: int) -> StepPlan:
     sampling = RowSampling(SamplingParams(max_tokens=1), 0, num_prompt)
     return StepPlan(
-        number, (Member(str(row), row, 0, [1] * num_prompt, True, new_blocks=((row,),), sampling=sampling),)
+        number,
+        (
+            Member(
+                str(row), row, 0, [1] * num_prompt, True, new_blocks=((row,),), sampling=sampling
+            ),
+        ),
     )
 
 
@@ -116,4 +136,6 @@ def test_each_stage_has_its_own_free_time() -> None:
         executor.wait(executor.submit(plan(number, number, num_prompt)))
         ends.append(clock.now)
         clock.now = 0.0
-    assert ends == [40.0, 52.0, 72.0], "20 + 20; 32 after the first stage, 40 + 12; 52 after it, and 20"
+    assert ends == [40.0, 52.0, 72.0], (
+        "20 + 20; 32 after the first stage, 40 + 12; 52 after it, and 20"
+    )

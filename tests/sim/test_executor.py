@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from orca_jax.engine import Engine
-from orca_jax.request import RequestUpdate, SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -18,6 +17,7 @@ from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import SimExecutor, VirtualClock
+from orca_jax.values.request import RequestUpdate, SamplingParams
 
 PAGES, PAGE_SIZE = 1000, 16
 SECOND = LinearCost(per_iteration=1.0, per_token=0.0, per_pair=0.0)
@@ -32,7 +32,12 @@ class Arrival(NamedTuple):
 
 
 def play(
-    scheduler: Scheduler, cost: LinearCost, num_stages: int, arrivals: Sequence[Arrival], *, blocks: bool = False
+    scheduler: Scheduler,
+    cost: LinearCost,
+    num_stages: int,
+    arrivals: Sequence[Arrival],
+    *,
+    blocks: bool = False,
 ) -> dict[int, RequestUpdate]:
     """The last update of each request; with `blocks` the engine waits for results alone."""
     clock = VirtualClock()
@@ -40,7 +45,9 @@ def play(
     executor = SimExecutor(cost, clock, lengths, num_stages=num_stages)
     has_slots = scheduler.traits.has_reservations
     kv = KVManager((PAGES,), PAGE_SIZE, 64, PAGES * PAGE_SIZE // 2 if has_slots else None)
-    engine = Engine(executor, scheduler, RequestPool(kv, vocab_size=2, max_model_len=1024), clock=clock)
+    engine = Engine(
+        executor, scheduler, RequestPool(kv, vocab_size=2, max_model_len=1024), clock=clock
+    )
     coming, ends = list(enumerate(arrivals)), {}
 
     def wait(handle: object) -> bool:
@@ -52,7 +59,9 @@ def play(
         while coming and coming[0][1].at <= clock.now:
             number, arrival = coming.pop(0)
             engine.add_request(
-                str(number), [1] * arrival.num_prompt, SamplingParams(arrival.num_generated, ignore_eos=True)
+                str(number),
+                [1] * arrival.num_prompt,
+                SamplingParams(arrival.num_generated, ignore_eos=True),
             )
         for update in engine.step(None if blocks else wait):
             if update.finish_reason is not None:
@@ -62,15 +71,25 @@ def play(
 
 
 def chunked(max_bs: int, num_stages: int, depth: int | None = None) -> ChunkedScheduler:
-    return ChunkedScheduler(max_bs, 64, FirstComeFirstServed(), n_workers=depth or num_stages, num_stages=num_stages)
+    return ChunkedScheduler(
+        max_bs, 64, FirstComeFirstServed(), n_workers=depth or num_stages, num_stages=num_stages
+    )
 
 
 Make = Callable[[int, int], Scheduler]
-MAKERS: dict[str, Make] = {"orca": OrcaScheduler, "chunked": chunked, "request_level": RequestLevelScheduler}
+MAKERS: dict[str, Make] = {
+    "orca": OrcaScheduler,
+    "chunked": chunked,
+    "request_level": RequestLevelScheduler,
+}
 
 
 def first_tokens(ends: dict[int, RequestUpdate]) -> list[float]:
-    return [update.metrics.first_token for _, update in sorted(ends.items()) if update.metrics is not None]
+    return [
+        update.metrics.first_token
+        for _, update in sorted(ends.items())
+        if update.metrics is not None
+    ]
 
 
 @pytest.mark.parametrize("name", ["orca", "chunked"])
@@ -79,7 +98,9 @@ def test_an_arrival_enters_a_pipeline_with_room_at_once(name: str) -> None:
     arrivals = [Arrival(0.0, 2, 3), Arrival(0.2, 2, 3)]
     ends = play(MAKERS[name](4, 2), SECOND, 2, arrivals)
     assert first_tokens(ends) == [1.0, 1.5]
-    assert first_tokens(play(MAKERS[name](4, 2), SECOND, 2, arrivals, blocks=True))[1] >= 2.0, "B waits for A"
+    assert first_tokens(play(MAKERS[name](4, 2), SECOND, 2, arrivals, blocks=True))[1] >= 2.0, (
+        "B waits for A"
+    )
 
 
 def test_chunks_of_a_prompt_follow_each_other_through_the_stages() -> None:
@@ -110,7 +131,9 @@ def throughput(name: str, num_stages: int, max_bs: int = 8) -> float:
     dice = random.Random(0)
     arrivals = [Arrival(0.0, dice.randint(8, 64), dice.randint(1, 32)) for _ in range(400)]
     ends = play(MAKERS[name](max_bs, num_stages), GPT3, num_stages, arrivals)
-    times = sorted([update.metrics.finished for update in ends.values() if update.metrics is not None])
+    times = sorted(
+        [update.metrics.finished for update in ends.values() if update.metrics is not None]
+    )
     return 200 / (times[300] - times[100])
 
 

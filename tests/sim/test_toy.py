@@ -4,15 +4,17 @@ import time
 
 import pytest
 
-from orca_jax.request import SamplingParams
 from orca_jax.sim.toy import ToyExecutor
 from orca_jax.sim.toy_logits import toy_logprobs
-from orca_jax.step import Member, MemberResult, StepPlan, StepResult
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import Member, MemberResult, StepPlan, StepResult
 from tests.sampling import row_sampling
 from tests.sim.oracle import toy_generate
 
 GREEDY = row_sampling(seed=3)
-FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_blocks=([4, 2],), sampling=GREEDY)
+FIRST = Member(
+    "a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_blocks=([4, 2],), sampling=GREEDY
+)
 
 
 def toy(**options) -> ToyExecutor:
@@ -25,11 +27,17 @@ def run(executor: ToyExecutor, *members: Member) -> StepResult:
 
 def test_by_hand() -> None:
     """1*2 + 2*3 + 3*4 = 20, 0; + 4*1 = 24, 4; + 5*5 = 49, 9."""
-    assert toy_generate([1, 2, 3], SamplingParams(max_tokens=3, temperature=0), vocab_size=10) == [0, 4, 9]
+    assert toy_generate([1, 2, 3], SamplingParams(max_tokens=3, temperature=0), vocab_size=10) == [
+        0,
+        4,
+        9,
+    ]
     executor = toy()
     assert run(executor, FIRST).token_ids == [0]
     assert run(executor, Member("a", 0, 3, [0], True, num_old_blocks=2)).token_ids == [4]
-    assert run(executor, Member("a", 0, 4, [4], True, num_old_blocks=2, new_blocks=([0],))).token_ids == [9]
+    assert run(
+        executor, Member("a", 0, 4, [4], True, num_old_blocks=2, new_blocks=([0],))
+    ).token_ids == [9]
 
 
 def test_sampling_by_hand() -> None:
@@ -50,8 +58,12 @@ def test_chunks_and_ids_on_the_device() -> None:
     executor = toy()
     result = run(executor, Member("a", 0, 0, [1], False, new_blocks=([4],), sampling=GREEDY))
     assert result.token_ids == []
-    assert run(executor, Member("a", 0, 1, [2, 3], True, num_old_blocks=1, new_blocks=([2],))).token_ids == [0]
-    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)).token_ids == [4]
+    assert run(
+        executor, Member("a", 0, 1, [2, 3], True, num_old_blocks=1, new_blocks=([2],))
+    ).token_ids == [0]
+    assert run(
+        executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)
+    ).token_ids == [4]
 
 
 def test_going_back_is_computed_again() -> None:
@@ -65,12 +77,16 @@ def test_going_back_is_computed_again() -> None:
 def test_several_in_flight_come_back_in_order() -> None:
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),)))
+    second = executor.submit(
+        StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),))
+    )
     with pytest.raises(AssertionError, match="out of order"):
         executor.collect(second)
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),)))
+    second = executor.submit(
+        StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),))
+    )
     assert [executor.collect(handle).iteration for handle in (first, second)] == [0, 1]
     assert (executor.stats.iterations, executor.stats.tokens) == (2, 6)
     with pytest.raises(AssertionError, match="nothing is in flight"):
@@ -110,7 +126,9 @@ def test_masked_drawing() -> None:
     handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
     executor.constrain(handle, [1 << 3 | 1 << 8 | 1 << 9])
     assert executor.collect(handle).token_ids == [3]
-    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)).token_ids == [6]
+    assert run(
+        executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)
+    ).token_ids == [6]
 
 
 def test_only_constrained_members_have_sets() -> None:
@@ -122,7 +140,8 @@ def test_only_constrained_members_have_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"), [([], "0 sets for 1"), ([1, 1], "2 sets for 1"), ([0], "empty"), ([1 << 10], "vocabulary")]
+    ("sets", "message"),
+    [([], "0 sets for 1"), ([1, 1], "2 sets for 1"), ([0], "empty"), ([1 << 10], "vocabulary")],
 )
 def test_wrong_sets_are_refused(sets: list[int], message: str) -> None:
     executor = toy()
@@ -147,7 +166,9 @@ def test_sets_out_of_turn_are_refused() -> None:
 
 def test_penalties_count_what_was_generated() -> None:
     """The first three ids are the prompt; 0 and 4 are generated: 9 would be next, 49, and all others are behind."""
-    sampling = row_sampling(0.0, 0, 1.0, 3, num_prompt=3, frequency_penalty=1.0, logit_bias={0: 1.0, 4: 1.0})
+    sampling = row_sampling(
+        0.0, 0, 1.0, 3, num_prompt=3, frequency_penalty=1.0, logit_bias={0: 1.0, 4: 1.0}
+    )
     executor = toy()
     run(executor, FIRST._replace(sampling=sampling))
     assert run(executor, NEXT).token_ids == [4], "-6/8 + 1 - 1 for 0 and 0 + 1 for 4"
@@ -158,7 +179,9 @@ def test_penalties_count_what_was_generated() -> None:
 @pytest.mark.parametrize(("num_prompt", "expected"), [(3, 2), (1, 0)])
 def test_penalties_leave_the_prompt_alone(num_prompt: int, expected: int) -> None:
     """2 has -2/8 + 1, ahead of the favourite's 0; if it counts as generated, it loses two."""
-    sampling = row_sampling(0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias={2: 1.0})
+    sampling = row_sampling(
+        0.0, 0, 1.0, 3, num_prompt=num_prompt, frequency_penalty=2.0, logit_bias={2: 1.0}
+    )
     assert run(toy(), FIRST._replace(sampling=sampling)).token_ids == [expected]
 
 
@@ -180,7 +203,8 @@ def test_sampling_leaves_log_probabilities_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"), [([2], "1 targets for 3"), ([2, 4], "the following ids"), ([2, 3, 11], "3 targets")]
+    ("targets", "message"),
+    [([2], "1 targets for 3"), ([2, 4], "the following ids"), ([2, 3, 11], "3 targets")],
 )
 def test_wrong_targets_are_refused(targets: list[int], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -206,7 +230,9 @@ def test_latency() -> None:
     start = time.perf_counter()
     handles = [
         executor.submit(StepPlan(0, (FIRST,))),
-        executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),))),
+        executor.submit(
+            StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),))
+        ),
     ]
     for handle in handles:
         executor.collect(handle)

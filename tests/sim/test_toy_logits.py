@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from orca_jax.request import SamplingParams
 from orca_jax.sim.toy_logits import best_of, first_allowed, toy_adjusted, toy_logprobs
+from orca_jax.values.request import SamplingParams
 from tests.sim.oracle import toy_generate, toy_score
 
 PLAIN = SamplingParams(temperature=0.0)
@@ -46,14 +46,18 @@ def test_adjusted_logits(fields: dict, prompt: tuple, counts: dict, expected: di
     assert all(logits[token] == -((token - 3) % 10) / 8 for token in untouched)
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [(0b1111111111, 3), (0b0000100111, 5), (0b0000000110, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [(0b1111111111, 3), (0b0000100111, 5), (0b0000000110, 1), (1, 0)]
+)
 def test_masks(allowed: int, expected: int) -> None:
     assert first_allowed(3, allowed) == expected
     assert best_of(toy_adjusted(3, PLAIN, (), {}, 10), allowed) == expected
 
 
 def test_equal_logits_are_the_lowest_ids() -> None:
-    logits = toy_adjusted(3, SamplingParams(temperature=0.0, logit_bias={9: 6 / 8, 0: 7 / 8}), (), {}, 10)
+    logits = toy_adjusted(
+        3, SamplingParams(temperature=0.0, logit_bias={9: 6 / 8, 0: 7 / 8}), (), {}, 10
+    )
     assert best_of(logits, (1 << 10) - 1) == 0
 
 
@@ -61,9 +65,11 @@ def test_equal_logits_are_the_lowest_ids() -> None:
     ("fields", "expected"),
     [
         ({}, [0, 4, 9]),  # 1*2 + 2*3 + 3*4 = 20; + 4*1 = 24; + 5*5 = 49
-        ({"logit_bias": {1: 0.5}}, [1, 1, 1]),  # 20: 1 at 3/8; + 4*2 = 28: 1 at 1/8 beats 8; + 5*2 = 38: again
+        # 20: 1 at 3/8; + 4*2 = 28: 1 at 1/8 beats 8; + 5*2 = 38: again
+        ({"logit_bias": {1: 0.5}}, [1, 1, 1]),
         ({"allowed_token_ids": (5, 6)}, [5, 5, 5]),  # 20; + 4*6 = 44; + 5*6 = 74
-        ({"allowed_token_ids": (5, 6), "presence_penalty": 0.5}, [5, 6, 5]),  # 44: 5 at -5/8, 6 at -2/8; + 5*7 = 79
+        # 44: 5 at -5/8, 6 at -2/8; + 5*7 = 79
+        ({"allowed_token_ids": (5, 6), "presence_penalty": 0.5}, [5, 6, 5]),
         ({"min_tokens": 2, "stop_token_ids": (0, 4)}, [1, 8, 3]),  # + 4*2 = 28; + 5*9 = 73
         ({"min_tokens": 1, "stop_token_ids": (0, 8)}, [1, 8]),
         ({"bad_token_ids": ((0, 4), (9,))}, [0, 5, 4]),  # 24 without 4; + 5*6 = 54
@@ -71,7 +77,9 @@ def test_equal_logits_are_the_lowest_ids() -> None:
     ],
 )
 def test_the_oracle_by_hand(fields: dict, expected: list[int]) -> None:
-    tokens = toy_generate([1, 2, 3], SamplingParams(max_tokens=3, temperature=0, **fields), vocab_size=10)
+    tokens = toy_generate(
+        [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, **fields), vocab_size=10
+    )
     assert tokens == expected
 
 

@@ -29,7 +29,9 @@ def fitting(view: PolicyView, jobs: Iterable[RequestView]) -> list[tuple[Request
     run, free, budget, rows, draws = [], view.free_pages, view.token_budget, view.free_rows, 0
     for job in jobs:
         size = min(job.num_left, budget)
-        to_come = view.pages(job, job.num_prompt + job.max_tokens - max(job.num_computed, job.num_cached))
+        to_come = view.pages(
+            job, job.num_prompt + job.max_tokens - max(job.num_computed, job.num_cached)
+        )
         if not size or len(run) == view.max_batch or draws == view.max_draws or to_come > free:
             free = free - to_come if job.is_resident else free
             continue
@@ -67,7 +69,9 @@ class Forgets(Sound):
         self.seen: dict[RequestView, int] = {}
 
     def decide(self, view: PolicyView) -> Decision:
-        return Decision([(job, size) for job, size in super().decide(view).run if self.seen.get(job, 0) < 3])
+        return Decision(
+            [(job, size) for job, size in super().decide(view).run if self.seen.get(job, 0) < 3]
+        )
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         self.seen[job] = self.seen.get(job, 0) + 1
@@ -82,7 +86,9 @@ class Starves(Sound):
 
 class Raises(Sound):
     def decide(self, view: PolicyView) -> Decision:
-        return Decision([(view.residents[7], 1)]) if len(view.residents) > 1 else super().decide(view)
+        return (
+            Decision([(view.residents[7], 1)]) if len(view.residents) > 1 else super().decide(view)
+        )
 
 
 class Loops(Sound):

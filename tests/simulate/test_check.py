@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from orca_jax.policy import API, RequestView
-from orca_jax.simulate import check
-from orca_jax.simulate.check import find_fault
+from orca_jax.tools.simulate import check
+from orca_jax.tools.simulate.check import find_fault
 from tests.simulate import broken
 
 
@@ -37,7 +37,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("policy", FAULTS)
-def test_each_fault_has_its_line(policy: type[broken.Sound], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_has_its_line(
+    policy: type[broken.Sound], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "LOOP_SECONDS", 0.2 if policy is broken.Loops else 60.0)
     found = find_fault(policy, num_cases=48)
     assert FAULTS[policy] in found and "; smallest case: " in found

@@ -2,23 +2,37 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from orca_jax.cli.main import main
-from orca_jax.simulate.run import LinearCost, SimulatedRequest, simulate
-from orca_jax.simulate.why import why
 from orca_jax.timeline.read import load_timeline
-from tests.simulate.broken import Sound
+from orca_jax.tools.simulate.run import LinearCost, SimulatedRequest, simulate
+from orca_jax.tools.simulate.why import why
 
 TURNS = "tests.policy.turns:Turns"
 LOAD = ["--num-requests", "5", "--max-num-seqs", "2", "--jobs", "1"]
 
 
-def test_a_sweep_has_a_line_for_each_run_and_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_has_a_line_for_each_run_and_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out.csv"
-    words = ["simulate", "orca", TURNS, "--rate", "2", "4", "--cost", "0.5", "--csv", str(path), *LOAD]
+    words = [
+        "simulate",
+        "orca",
+        TURNS,
+        "--rate",
+        "2",
+        "4",
+        "--cost",
+        "0.5",
+        "--csv",
+        str(path),
+        *LOAD,
+    ]
     assert main(words) == 0
     table, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
     runs = json.loads(line)["runs"]
@@ -38,7 +52,9 @@ def test_processes_give_the_same_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[0] == lines[1]
 
 
-def test_a_timeline_is_a_file_and_a_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeline_is_a_file_and_a_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.jsonl"
     assert main(["simulate", "orca", "--timeline", str(path), "--cost", "0.25,0.125", *LOAD]) == 0
     first = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]
@@ -59,7 +75,9 @@ def test_a_timeline_is_a_file_and_a_cost(tmp_path: Path, capsys: pytest.CaptureF
         (["chunkd"], "did you mean chunked"),
     ],
 )
-def test_wrong_words_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["simulate", *words, *LOAD]) == 2
     assert message in capsys.readouterr().err
 
@@ -74,7 +92,13 @@ def test_the_reason_of_each_absence_is_named() -> None:
     cost = LinearCost(1.0, 0.0, 0.0)
 
     def said(request: int, iteration: int, policy: str = "chunked", **settings: object) -> str:
-        sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 12, "page_size": 4, "overlap": False, **settings}
+        sizes = {
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 12,
+            "page_size": 4,
+            "overlap": False,
+            **settings,
+        }
         return why(simulate(policy, load, cost, **sizes), request, iteration).partition(": ")[2]
 
     assert said(0, 0) == "it is chosen, with 10 tokens"
@@ -87,20 +111,97 @@ def test_the_reason_of_each_absence_is_named() -> None:
         "it waits; it needs 1 pages and 0 are free; chosen: 0, 1"
     )
     assert said(0, 1, TURNS, max_num_rows=3).startswith("it is paused; all 2 places are taken")
-    assert said(1, 1, "orca", max_num_seqs=3, n_slots=13, max_num_batched_tokens=None).startswith("it waits; ")
+    assert said(1, 1, "orca", max_num_seqs=3, n_slots=13, max_num_batched_tokens=None).startswith(
+        "it waits; "
+    )
 
 
 @pytest.mark.parametrize("name", ["Sound", "OverBudget"])
-def test_a_check_ends_with_a_line_and_a_status(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["check-policy", f"tests.simulate.broken:{name}", "--cases", "3" if name == "Sound" else "40"])
+def test_a_check_ends_with_a_line_and_a_status(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(
+        [
+            "check-policy",
+            f"tests.simulate.broken:{name}",
+            "--cases",
+            "3" if name == "Sound" else "40",
+        ]
+    )
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 1
-    assert (status, shown[0][:20]) == ((0, "Sound: no fault in 3") if name == "Sound" else (1, shown[0][:20]))
+    assert (status, shown[0][:20]) == (
+        (0, "Sound: no fault in 3") if name == "Sound" else (1, shown[0][:20])
+    )
     assert name == "Sound" or shown[0].startswith("OverBudget: 5 tokens in one iteration")
 
 
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("Exits", "Exits: decide raised SystemExit: 0 at line 14; smallest case: "),
+        ("EndsTheProcess", "EndsTheProcess: it ended the process with status 0 in the case "),
+        ("Sleeps", " did not end within 3 s"),
+        ("LoopsWithoutTheSignal", " did not end within 3 s"),
+    ],
+)
+def test_a_policy_cannot_end_its_check(
+    name: str,
+    fault: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A child process begins anew, so the limit is set where it is imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import orca_jax.tools.simulate.guarded as it\nit.WALL_SECONDS = 3.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path.cwd())]))
+    status = main(["check-policy", f"tests.simulate.ending:{name}", "--cases", "3"])
+    shown = capsys.readouterr().out.splitlines()
+    assert status == 1 and len(shown) == 1 and fault in shown[0]
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1000000000000"])
+def test_the_number_of_cases_has_limits(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-policy", "tests.simulate.broken:Sound", "--cases", number]) == 2
+    assert "cases must be from 1 to 100000" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-def test_tokens_of_a_model_are_compared(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sound, "may_starve", True)
-    words = ["check-policy", "tests.simulate.broken:Sound", "--cases", "1", "--model", "preset:gpt2-tiny"]
+def test_tokens_of_a_model_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "check-policy",
+        "tests.simulate.ending:OnAModel",
+        "--cases",
+        "1",
+        "--model",
+        "preset:gpt2-tiny",
+    ]
     assert main(words) == 0, capsys.readouterr()
+
+
+DEEP = '{"a":' * 1000 + "1" + "}" * 1000
+DEEPEST = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", [DEEP, DEEPEST])
+@pytest.mark.parametrize(
+    ("flag", "command"),
+    [
+        ("--speculative-config", ["serve", "preset:toy", "--port", "0"]),
+        ("--scheduler-options", ["simulate", "tests.simulate.broken:Sound"]),
+        ("--allowed-origins", ["serve", "preset:toy", "--port", "0"]),
+    ],
+)
+def test_json_of_a_flag_that_is_nested_deeply_is_refused_by_its_flag(
+    flag: str, command: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, flag, text]) == 2
+    shown = capsys.readouterr().err
+    name = flag.removeprefix("--").replace("-", "_")
+    assert (
+        shown.startswith((f"error: {flag}: ", f"error: {name}"))
+        and len(shown) < 400
+        and "Traceback" not in shown
+    )

@@ -9,8 +9,8 @@ import pytest
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.cli.main import main
-from orca_jax.simulate.check import find_fault
-from orca_jax.simulate.run import LinearCost, SimulatedRequest, simulate
+from orca_jax.tools.simulate.check import find_fault
+from orca_jax.tools.simulate.run import LinearCost, SimulatedRequest, simulate
 from tests.docs.pages import blocks
 
 PAGE = "docs/own_scheduler.md"
@@ -26,15 +26,23 @@ def queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_passes_the_check(queues: Path) -> None:
     assert find_fault(f"{queues}:FeedbackQueues", num_cases=48) == ""
-    assert find_fault(f"{queues}:FeedbackQueues", '{"quantum": 1, "patience": 4}', num_cases=24) == ""
+    assert (
+        find_fault(f"{queues}:FeedbackQueues", '{"quantum": 1, "patience": 4}', num_cases=24) == ""
+    )
 
 
 def test_short_answers_are_quick(queues: Path) -> None:
     load = [SimulatedRequest(0.02 * n, 16, 200 if n < 4 else 3) for n in range(40)]
     cost, sizes = LinearCost(0.02, 0.0, 0.0), {"max_num_seqs": 4, "max_num_rows": 16}
-    long = [record.end for record in simulate("chunked", load, cost, max_num_seqs=4).records if record.output == 3]
+    long = [
+        record.end
+        for record in simulate("chunked", load, cost, max_num_seqs=4).records
+        if record.output == 3
+    ]
     short = [
-        record.end for record in simulate(f"{queues}:FeedbackQueues", load, cost, **sizes).records if record.output == 3
+        record.end
+        for record in simulate(f"{queues}:FeedbackQueues", load, cost, **sizes).records
+        if record.output == 3
     ]
     assert max(short) < min(long), "four long requests keep out all others"
 
@@ -49,7 +57,9 @@ def test_the_blocks_of_the_page_run(queues: Path, capsys: pytest.CaptureFixture[
     assert "request 17 in iteration 40: it " in capsys.readouterr().out
     assert serve[1:4] == ["demo", "--scheduler", "queues.py:FeedbackQueues"]
     notebook = [block.text for block in blocks(PAGE) if block.language == "python"][1]
-    shown = subprocess.run([sys.executable, "-c", notebook], capture_output=True, text=True, timeout=120, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", notebook], capture_output=True, text=True, timeout=120, check=True
+    )
     assert "SimulatedRecord(request=17" in shown.stdout
 
 
@@ -59,10 +69,14 @@ def test_it_serves_a_model(queues: Path) -> None:
     answers = []
     for settings in ({}, {"scheduler": f"{queues}:FeedbackQueues", "max_num_rows": 6}):
         with LLM(model="preset:toy", max_num_seqs=2, **settings) as llm:
-            answers.append([list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)])
+            answers.append(
+                [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+            )
     assert answers[0] == answers[1]
 
 
 @pytest.mark.slow
 def test_it_serves_the_demo_model(queues: Path) -> None:
-    assert main(["check-policy", f"{queues}:FeedbackQueues", "--cases", "1", "--model", "demo"]) == 0
+    assert (
+        main(["check-policy", f"{queues}:FeedbackQueues", "--cases", "1", "--model", "demo"]) == 0
+    )

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.policy import API, Decision, PolicyView, RequestView
-from orca_jax.request import Urgency
 from orca_jax.sim.cost import seconds_by
-from orca_jax.simulate.run import LinearCost, SimulatedRequest, simulate
+from orca_jax.tools.simulate.run import LinearCost, SimulatedRequest, simulate
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import Urgency
 from tests.policy.turns import Turns
 
 SECOND = LinearCost(per_iteration=1.0, per_token=0.0, per_pair=0.0)
@@ -68,9 +68,17 @@ def test_times_of_two_requests() -> None:
 
 
 def test_a_request_may_wait_for_the_end_of_another() -> None:
-    load = [SimulatedRequest(0.0, 4, 2), SimulatedRequest(10.0, 4, 1, after=0), SimulatedRequest(3.0, 4, 1)]
+    load = [
+        SimulatedRequest(0.0, 4, 2),
+        SimulatedRequest(10.0, 4, 1, after=0),
+        SimulatedRequest(3.0, 4, 1),
+    ]
     records = simulate("orca", load, SECOND, max_num_seqs=2).records
-    assert [(record.request, record.arrival, record.end) for record in records] == [(0, 0, 2), (2, 3, 4), (1, 12, 13)]
+    assert [(record.request, record.arrival, record.end) for record in records] == [
+        (0, 0, 2),
+        (2, 3, 4),
+        (1, 12, 13),
+    ]
 
 
 def test_equal_arguments_give_equal_runs() -> None:
@@ -84,11 +92,17 @@ def test_equal_arguments_give_equal_runs() -> None:
 
 
 def test_policies_see_the_fields_and_the_cost() -> None:
-    urgencies = [Urgency(program="b"), Urgency(program="a", weight=2.5, ttft=0.5, tpot=0.1, deadline=9.0, tenant="t")]
+    urgencies = [
+        Urgency(program="b"),
+        Urgency(program="a", weight=2.5, ttft=0.5, tpot=0.1, deadline=9.0, tenant="t"),
+    ]
     load = [SimulatedRequest(0.0, 3, 2, urgency=urgency) for urgency in urgencies]
     records = simulate(Alphabetical, load, SECOND, max_num_seqs=1, overlap=False).records
     assert [record.end for record in records] == [4.0, 2.0]
-    assert Alphabetical.seen == {0: ("b", 1.0, None, None, None, ""), 1: ("a", 2.5, 0.5, 0.1, 9.0, "t")}
+    assert Alphabetical.seen == {
+        0: ("b", 1.0, None, None, None, ""),
+        1: ("a", 2.5, 0.5, 0.1, 9.0, "t"),
+    }
     assert [record.program for record in records] == ["b", "a"]
     Priced.prices.clear()
     cost = LinearCost(0.25, 0.5, 0.0, host=1.0)
@@ -100,7 +114,11 @@ def test_policies_see_the_fields_and_the_cost() -> None:
 
 def test_prompts_with_equal_ids_share_pages() -> None:
     ids = list(range(2, 42))
-    load = [SimulatedRequest(0.0, ids, 2), SimulatedRequest(9.0, [*ids, 7], 2), SimulatedRequest(18.0, 40, 2)]
+    load = [
+        SimulatedRequest(0.0, ids, 2),
+        SimulatedRequest(9.0, [*ids, 7], 2),
+        SimulatedRequest(18.0, 40, 2),
+    ]
     assert [record.cached for record in simulate("chunked", load, SECOND).records] == [0, 40, 0]
 
 
@@ -110,10 +128,16 @@ def test_prompts_with_equal_ids_share_pages() -> None:
         ("chunked", [], "a load needs a request"),
         ("chunked", [SimulatedRequest(0.0, 0, 1)], "each of them a token of its prompt"),
         ("chunkd", [SimulatedRequest(0.0, 1, 1)], "did you mean chunked"),
-        (type("Inner", (Turns,), {}), [SimulatedRequest(0.0, 1, 1)], "has no class Inner at its top"),
+        (
+            type("Inner", (Turns,), {}),
+            [SimulatedRequest(0.0, 1, 1)],
+            "has no class Inner at its top",
+        ),
     ],
 )
-def test_what_cannot_run_is_refused(policy: str | type[Turns], load: list[SimulatedRequest], message: str) -> None:
+def test_what_cannot_run_is_refused(
+    policy: str | type[Turns], load: list[SimulatedRequest], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         simulate(policy, load, SECOND)
 
@@ -128,4 +152,6 @@ def test_a_policy_may_come_from_a_file(tmp_path: Path) -> None:
 
 def test_a_policy_with_keys_is_a_policy() -> None:
     run = simulate(Both, [SimulatedRequest(0.0, 4, 2)], SECOND)
-    assert run.timeline.head.config.scheduler.startswith("Both (sha256:") and run.records[0].end == 2.0
+    assert (
+        run.timeline.head.config.scheduler.startswith("Both (sha256:") and run.records[0].end == 2.0
+    )

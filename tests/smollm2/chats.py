@@ -35,9 +35,18 @@ TURNS = (
 )
 CHATS: list[list[dict[str, str]]] = [
     *([{"role": "user", "content": question}] for question in QUESTIONS),
-    *([SYSTEM, {"role": "user", "content": question}] for question in (QUESTIONS[4], QUESTIONS[13])),
+    *(
+        [SYSTEM, {"role": "user", "content": question}]
+        for question in (QUESTIONS[4], QUESTIONS[13])
+    ),
     [*TURNS, {"role": "user", "content": "What is my name?"}],
-    [*TURNS, {"role": "user", "content": "Write me a letter to a friend about a walk in the woods. Be detailed."}],
+    [
+        *TURNS,
+        {
+            "role": "user",
+            "content": "Write me a letter to a friend about a walk in the woods. Be detailed.",
+        },
+    ],
 ]
 TEXTS = (
     "", " ", "   ", "\n\n\n", "a\n \n  b\t\tc", "Hello world", " leading  and   many    blanks ", "x" * 50,
@@ -54,7 +63,10 @@ def texts(vocabulary: Sequence[str]) -> list[str]:
     found = list(TEXTS)
     while len(found) < 1000:
         parts = [draw.choice(vocabulary) for _ in range(draw.randrange(12))]
-        parts += ["".join(draw.choice(CHARACTERS) for _ in range(draw.randrange(8))) for _ in range(draw.randrange(4))]
+        parts += [
+            "".join(draw.choice(CHARACTERS) for _ in range(draw.randrange(8)))
+            for _ in range(draw.randrange(4))
+        ]
         draw.shuffle(parts)
         found.append("".join(parts))
     return found

@@ -4,22 +4,37 @@ from itertools import product
 
 import pytest
 
-from orca_jax.config import SchedulerName
-from orca_jax.request import SamplingParams
 from orca_jax.sched.drafts.gain import IterationTimes
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
-from tests.test_same_tokens import GPT2, LLAMA, REFERENCE, Job, few, greedy_jobs, make_engine, quick, run, slow
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
+from tests.test_same_tokens import (
+    GPT2,
+    LLAMA,
+    REFERENCE,
+    Job,
+    few,
+    greedy_jobs,
+    make_engine,
+    quick,
+    run,
+    slow,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used")
 
 SPECULATIVE = (
     SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=31, seed=3, temperature=0.3, ignore_eos=True, stop_token_ids=range(2, 64, 11)),
+    SamplingParams(
+        max_tokens=31, seed=3, temperature=0.3, ignore_eos=True, stop_token_ids=range(2, 64, 11)
+    ),
     SamplingParams(max_tokens=35, temperature=0.2, top_k=9, seed=4, ignore_eos=True),
     SamplingParams(max_tokens=26, temperature=0.1, seed=5, top_p=0.8, ignore_eos=True),
 )
 WIDE: dict[str, object] = {"num_speculative_tokens": 5, "disable_by_batch_size": None}
-WITH_EXTRAS = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, repetition_penalty=1.3, logprobs=2)
+WITH_EXTRAS = SamplingParams(
+    max_tokens=9, temperature=0, ignore_eos=True, repetition_penalty=1.3, logprobs=2
+)
 
 
 @few
@@ -51,7 +66,12 @@ def test_proposals_do_not_matter(
     jobs = [*jobs, Job(greedy[0].prompt, WITH_EXTRAS, at_step=3)]
     seen = []
     # Not more draws than the smallest sampler has places, so that no program is compiled for this test alone.
-    ngram = {"num_speculative_tokens": 2, "disable_by_batch_size": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    ngram = {
+        "num_speculative_tokens": 2,
+        "disable_by_batch_size": 2,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+    }
     for speculative in (None, {**ngram, **proposals}):
         more = {"speculative_config": speculative, "strict_compile": True, **settings}
         for engine in make_engine("gpt2-12-heads", program_cache, devices, scheduler, **more):
@@ -73,19 +93,38 @@ def test_proposals_do_not_matter(
     + [slow(GPT2, draft, "orca", 2, {}) for draft in (GPT2, LLAMA)]
     # With windows; few pages lead to preemption, and the draft model keeps all tokens.
     + [slow("mistral-window", "gemma2", "chunked", 1, {"num_pages": 14})]
-    + [slow("gemma2", "gemma2", "chunked", 1, {"num_pages": 24}), slow("gemma2", "mistral-window", "orca", 2, {})]
+    + [
+        slow("gemma2", "gemma2", "chunked", 1, {"num_pages": 24}),
+        slow("gemma2", "mistral-window", "orca", 2, {}),
+    ]
     + [slow("gemma3-one-kv-head", "qwen2-mixed-windows", "request_level", 1, {})],
 )
 def test_a_draft_model_does_not_matter(
-    target: str, draft: str, scheduler: SchedulerName, devices: int, settings: dict[str, object], program_cache: str
+    target: str,
+    draft: str,
+    scheduler: SchedulerName,
+    devices: int,
+    settings: dict[str, object],
+    program_cache: str,
 ) -> None:
     """The model itself, of which all proposals are accepted, and another one."""
     greedy, answers = greedy_jobs(target)
-    jobs = [Job(job.prompt, params, at_step=i) for i, (job, params) in enumerate(zip(greedy, SPECULATIVE, strict=True))]
-    proposals = {"method": "draft_model", "model": str(REFERENCE / draft), "num_speculative_tokens": 3}
+    jobs = [
+        Job(job.prompt, params, at_step=i)
+        for i, (job, params) in enumerate(zip(greedy, SPECULATIVE, strict=True))
+    ]
+    proposals = {
+        "method": "draft_model",
+        "model": str(REFERENCE / draft),
+        "num_speculative_tokens": 3,
+    }
     seen = []
     for speculative in (None, proposals):
-        more: dict[str, object] = {"speculative_config": speculative, "strict_compile": True, **settings}
+        more: dict[str, object] = {
+            "speculative_config": speculative,
+            "strict_compile": True,
+            **settings,
+        }
         for engine in make_engine(target, program_cache, devices, scheduler, **more):
             if isinstance(engine.scheduler, SpeculativeScheduler):
                 engine.scheduler.times = IterationTimes({})

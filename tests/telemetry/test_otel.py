@@ -16,12 +16,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from orca_jax.errors import ConfigError
-from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.serve.request_context import RequestContext
+from orca_jax.serve.telemetry.observer import ServerObserver
+from orca_jax.serve.telemetry.otel import start_tracing, trace_to
 from orca_jax.server_config import ServerConfig
-from orca_jax.telemetry.observer import ServerObserver
-from orca_jax.telemetry.otel import start_tracing, trace_to
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import RequestMetrics, RequestUpdate
 from tests.serve.asgi import Pairs, call
 from tests.serve.running import MODEL, running
 
@@ -47,7 +47,9 @@ class Traced:
         record.end("abort")
         await PlainTextResponse("done")(scope, receive, send)
 
-    def call(self, path: str = "/v1/chat/completions", headers: Pairs | None = None) -> ReadableSpan:
+    def call(
+        self, path: str = "/v1/chat/completions", headers: Pairs | None = None
+    ) -> ReadableSpan:
         """Make one call; return its span."""
         self.exporter.clear()
         sent = [*(headers or []), (b"x-request-id", b"req_1")]
@@ -79,7 +81,9 @@ def test_failed_request() -> None:
     attributes = dict(span.attributes or {})
     assert span.name == "text_completion m"
     assert span.status.status_code == StatusCode.ERROR and attributes["error.type"] == "timeout"
-    assert not {"gen_ai.latency.time_in_queue", "gen_ai.latency.time_to_first_token"} & set(attributes)
+    assert not {"gen_ai.latency.time_in_queue", "gen_ai.latency.time_to_first_token"} & set(
+        attributes
+    )
 
 
 def test_callers_trace_is_continued() -> None:
@@ -112,20 +116,33 @@ def test_off_by_default() -> None:
 
 def test_off_loads_nothing() -> None:
     program = (
-        "import sys, orca_jax.serve.request_context as context, orca_jax.telemetry.otel as tracing\n"
+        "import sys, orca_jax.serve.request_context as context, orca_jax.serve.telemetry.otel as tracing\n"
         "from orca_jax.server_config import ServerConfig\n"
         "context.ServerObserver(ServerConfig(), tracing.start_tracing(ServerConfig())).begin('a', 'b', 1).end('stop')\n"
         "print(sum(name.startswith('opentelemetry') for name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["0"]
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "localhost:4318", "grpc://localhost:4317", "http://", "/v1/traces", "http://[x", "http://x:99999"]
+    "endpoint",
+    [
+        "",
+        "localhost:4318",
+        "grpc://localhost:4317",
+        "http://",
+        "/v1/traces",
+        "http://[x",
+        "http://x:99999",
+    ],
 )
 def test_endpoint_must_be_a_url(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="must be a URL such as http://localhost:4318/v1/traces") as raised:
+    with pytest.raises(
+        ConfigError, match="must be a URL such as http://localhost:4318/v1/traces"
+    ) as raised:
         start_tracing(ServerConfig(otlp_traces_endpoint=endpoint))
     assert raised.value.param == "otlp_traces_endpoint"
 
@@ -174,7 +191,9 @@ def collector() -> Iterator[Collector]:
 
 
 def test_collector_has_every_span_after_close(collector: Collector) -> None:
-    tracing = start_tracing(ServerConfig(served_model_name=("m",), otlp_traces_endpoint=collector.endpoint))
+    tracing = start_tracing(
+        ServerConfig(served_model_name=("m",), otlp_traces_endpoint=collector.endpoint)
+    )
     assert tracing is not None
     observer = ServerObserver(CONFIG, tracing)
     for number in range(3):
@@ -188,14 +207,25 @@ def test_collector_has_every_span_after_close(collector: Collector) -> None:
         for span in scope.spans
     ]
     assert [resource["service.name"] for resource, _ in spans] == ["orca-jax"] * 3
-    ids = [pair.value.string_value for _, span in spans for pair in span.attributes if pair.key == "gen_ai.request.id"]
+    ids = [
+        pair.value.string_value
+        for _, span in spans
+        for pair in span.attributes
+        if pair.key == "gen_ai.request.id"
+    ]
     assert sorted(ids) == ["req_0", "req_1", "req_2"]
 
 
 def test_server_sends_its_spans_before_it_ends(collector: Collector) -> None:
     with running("--otlp-traces-endpoint", collector.endpoint) as server:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        body = {"model": MODEL, "prompt": ["ab", "cd"], "max_tokens": 3, "ignore_eos": True, "stream": True}
+        body = {
+            "model": MODEL,
+            "prompt": ["ab", "cd"],
+            "max_tokens": 3,
+            "ignore_eos": True,
+            "stream": True,
+        }
         assert server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
     spans = [
         span
@@ -227,7 +257,7 @@ def test_stuck_collector_does_not_hold_the_server(
 ) -> None:
     exporter = StuckExporter()
     tracing = trace_to(SimpleSpanProcessor(exporter), "m")
-    monkeypatch.setattr("orca_jax.telemetry.otel.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("orca_jax.serve.telemetry.otel.CLOSE_SECONDS", 0.1)
     start = time.monotonic()
     tracing.close()
     assert time.monotonic() - start < 30

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from orca_jax.request import StructuredOutput
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.request import StructuredOutput
 
 
 class WithTokens(ByteTokenizer):
@@ -17,7 +17,11 @@ class WithTokens(ByteTokenizer):
         self.special_ids |= frozenset(tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        return self._tokens[token_id].encode() if token_id in self._tokens else super().token_bytes(token_id)
+        return (
+            self._tokens[token_id].encode()
+            if token_id in self._tokens
+            else super().token_bytes(token_id)
+        )
 
 
 def accepts(structured: StructuredOutput, text: str | list[int], tokenizer: ByteTokenizer) -> bool:

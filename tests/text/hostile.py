@@ -6,7 +6,12 @@ from pathlib import Path
 PANICS = "a" * 24
 """A text on which the library panics after 0.2 s: the search exceeds the retries allowed for one match."""
 REASON = "Regex search error"
-_SPLIT = {"type": "Split", "pattern": {"Regex": "(a|a)*$c|(?:a+)+b"}, "behavior": "Isolated", "invert": False}
+_SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": "(a|a)*$c|(?:a+)+b"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 

@@ -34,5 +34,5 @@ def lasting_template() -> Iterator[None]:
         return plain_template() if is_plain else load_chat_template(source, override)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orca_jax.openai.model.load_chat_template", template_of)
+        patch.setattr("orca_jax.serve.openai.model.load_chat_template", template_of)
         yield

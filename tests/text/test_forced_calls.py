@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from llguidance import JsonCompiler, LLMatcher, LLTokenizer
 
-from orca_jax.errors import RequestError
 from orca_jax.text.tools import ToolCall, check_tools, forced_parser, forced_tools_schema
+from orca_jax.values.errors import RequestError
 from tests.text.tool_calls import NAMED, TOOLS, A, B, F, parse
 
 
@@ -16,7 +16,11 @@ def begun(arguments: str) -> ToolCall:
 
 
 FORCED = [
-    ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "get-weather_2", "arguments": {}}]', [A, B]),
+    (
+        "required",
+        '[{"name": "f", "arguments": {"x": 1}}, {"name": "get-weather_2", "arguments": {}}]',
+        [A, B],
+    ),
     ("required", ' [ {"name":"f","arguments":{"x": 1}} ] ', [A]),
     ("required", '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "argum', [A, begun("")]),
     ("required", '[{"name": "f", "argum', [begun("")]),
@@ -36,12 +40,17 @@ FORCED = [
 def test_forced_calls(choice: Any, text: str, expected: list[str | ToolCall]) -> None:
     for step in (1, 5, 100):
         cuts = range(0, len(text), step)
-        assert parse(forced_parser(TOOLS, choice), text, cuts) == ([text] if expected is ... else expected)
+        assert parse(forced_parser(TOOLS, choice), text, cuts) == (
+            [text] if expected is ... else expected
+        )
 
 
 POINT = {
     "type": "object",
-    "properties": {"at": {"$ref": "#/$defs/P"}, "more": {"type": "array", "items": {"$ref": "#/$defs/P"}}},
+    "properties": {
+        "at": {"$ref": "#/$defs/P"},
+        "more": {"type": "array", "items": {"$ref": "#/$defs/P"}},
+    },
     "required": ["at"],
     "additionalProperties": False,
     "$defs": {
@@ -60,16 +69,28 @@ CLEAR = {"type": "function", "function": {"name": "clear"}}
 def takes(schema: str, text: str) -> bool:
     """True if a grammar of the schema accepts the whole text."""
     matcher = LLMatcher(LLTokenizer("byte"), JsonCompiler().compile(schema))
-    return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
+    return bool(
+        matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+        and matcher.is_accepting()
+    )
 
 
 def test_forced_schema_says_what_the_parser_reads() -> None:
-    many, one = (forced_tools_schema([DRAW, CLEAR], "required", parallel) for parallel in (True, False))
+    many, one = (
+        forced_tools_schema([DRAW, CLEAR], "required", parallel) for parallel in (True, False)
+    )
     draw = '{"name": "draw", "arguments": {"at": {"x": 1}, "more": [{"x": 2}]}}'
     clear = '{"name": "clear", "arguments": {}}'
-    assert takes(many, f"[{draw}]") and takes(many, f"[{draw}, {clear}]") and takes(one, f"[{clear}]")
+    assert (
+        takes(many, f"[{draw}]") and takes(many, f"[{draw}, {clear}]") and takes(one, f"[{clear}]")
+    )
     assert not takes(one, f"[{draw}, {clear}]")
-    for wrong in ("[]", draw, f"[{draw.replace('1', 'true')}]", '[{"name": "clear", "arguments": {"x": 1}}]'):
+    for wrong in (
+        "[]",
+        draw,
+        f"[{draw.replace('1', 'true')}]",
+        '[{"name": "clear", "arguments": {"x": 1}}]',
+    ):
         assert not takes(many, wrong), wrong
     names = [
         item.name
@@ -156,7 +177,14 @@ def test_tools_that_cannot_be_meant(tools: list[dict[str, object]], words: str) 
 
 
 def test_tools_that_can() -> None:
-    check_tools([DRAW, CLEAR, tool(parameters=nested(60), description="d", strict=True), tool(name="a-B_9" * 12)])
+    check_tools(
+        [
+            DRAW,
+            CLEAR,
+            tool(parameters=nested(60), description="d", strict=True),
+            tool(name="a-B_9" * 12),
+        ]
+    )
     check_tools([tool(name=f"f{number}") for number in range(128)])
     deep: dict[str, object] = {}
     for _ in range(100_000):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.text.generation_config import read_generation_defaults
+from orca_jax.values.errors import ConfigError
 from tests.project.source import ROOT
 
 
@@ -20,7 +20,10 @@ def written(path: Path, content: object) -> str:
     ("content", "expected"),
     [
         ({}, {}),
-        ({"temperature": 0.7, "top_p": 0.9, "top_k": 50}, {"temperature": 0.7, "top_p": 0.9, "top_k": 50}),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
+            {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
+        ),
         ({"min_p": 0.1, "repetition_penalty": 1.05}, {"min_p": 0.1, "repetition_penalty": 1.05}),
         ({"max_new_tokens": 256, "max_length": 20}, {"max_tokens": 256}),
         ({"temperature": None, "top_k": 20.0, "temperature_": "x"}, {"top_k": 20}),
@@ -32,7 +35,9 @@ def written(path: Path, content: object) -> str:
 def test_what_is_taken(tmp_path: Path, content: object, expected: dict[str, float]) -> None:
     found = read_generation_defaults(written(tmp_path, content), "auto")
     assert found == expected
-    assert {name: type(value) for name, value in found.items()} == {n: type(v) for n, v in expected.items()}
+    assert {name: type(value) for name, value in found.items()} == {
+        n: type(v) for n, v in expected.items()
+    }
 
 
 def test_where_it_is_read(tmp_path: Path) -> None:
@@ -41,7 +46,9 @@ def test_where_it_is_read(tmp_path: Path) -> None:
     source = written(model, {"top_k": 1})
     written(other, {"top_k": 2})
     assert read_generation_defaults(source, "auto") == {"top_k": 1}
-    assert read_generation_defaults(source, "none") == read_generation_defaults(source, "vllm") == {}
+    assert (
+        read_generation_defaults(source, "none") == read_generation_defaults(source, "vllm") == {}
+    )
     for setting in (other, other / "generation_config.json"):
         assert read_generation_defaults(source, str(setting)) == {"top_k": 2}
     for preset in ("", "preset:toy"):
@@ -51,11 +58,20 @@ def test_where_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is missing") as caught:
         read_generation_defaults(source, str(tmp_path / "nothing"))
     assert caught.value.param == "generation_config"
-    assert read_generation_defaults(str(ROOT / "checkpoints" / "demo"), "auto") == {"temperature": 0.7, "top_p": 0.95}
+    assert read_generation_defaults(str(ROOT / "checkpoints" / "demo"), "auto") == {
+        "temperature": 0.7,
+        "top_p": 0.95,
+    }
 
 
 def test_old_models_have_them_in_their_configuration(tmp_path: Path) -> None:
-    defaults = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "do_sample": False}
+    defaults = {
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "do_sample": False,
+    }
     config = {"model_type": "gpt2", "n_layer": 2, **defaults, "repetition_penalty": 1.2}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert read_generation_defaults(str(tmp_path), "auto") == {"repetition_penalty": 1.2}
@@ -66,11 +82,23 @@ def test_old_models_have_them_in_their_configuration(tmp_path: Path) -> None:
     assert read_generation_defaults(written(tmp_path, {"top_k": 5}), "auto") == {"top_k": 5}
 
 
-def test_ignored_keys_with_an_effect_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    neutral = {"num_beams": 1, "typical_p": 1.0, "bad_words_ids": None, "cache_implementation": "hybrid"}
+def test_ignored_keys_with_an_effect_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    neutral = {
+        "num_beams": 1,
+        "typical_p": 1.0,
+        "bad_words_ids": None,
+        "cache_implementation": "hybrid",
+    }
     assert read_generation_defaults(written(tmp_path, neutral), "auto") == {}
     assert not caplog.records
-    assert read_generation_defaults(written(tmp_path, {**neutral, "num_beams": 4, "min_length": [1]}), "auto") == {}
+    assert (
+        read_generation_defaults(
+            written(tmp_path, {**neutral, "num_beams": 4, "min_length": [1]}), "auto"
+        )
+        == {}
+    )
     assert "min_length, num_beams: ignored" in caplog.text
 
 
@@ -103,3 +131,21 @@ def test_what_cannot_be_meant(tmp_path: Path, content: object, words: str) -> No
         read_generation_defaults(written(tmp_path, content), "auto")
     assert caught.value.param == "generation_config"
     assert "generation_config.json" in caught.value.message
+
+
+def test_overrides_replace_values_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = written(tmp_path, {"temperature": 0.7, "top_k": 50, "max_new_tokens": 9})
+    overrides = {"temperature": 0.2, "max_new_tokens": None, "min_p": 0.1, "presence_penalty": 1.5}
+    found = read_generation_defaults(source, "auto", overrides)
+    assert found == {"temperature": 0.2, "top_k": 50, "min_p": 0.1}
+    assert "override_generation_config: presence_penalty: ignored" in caplog.text, (
+        "vLLM ignores it too"
+    )
+    assert read_generation_defaults("", "vllm", {"top_k": 5}) == {"top_k": 5}
+    assert read_generation_defaults(source, "auto", {"do_sample": False})["temperature"] == 0.0
+    for wrong in ({"temperature": -1}, {"top_k": "x"}, {"do_sample": 3}):
+        with pytest.raises(ConfigError, match="override_generation_config") as caught:
+            read_generation_defaults(source, "auto", wrong)
+        assert caught.value.param == "override_generation_config"

@@ -13,9 +13,9 @@ from gguf import GGUFWriter
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from orca_jax.assembly.described import tokenizer_of
-from orca_jax.errors import ConfigError
 from orca_jax.text.template_files import read_templates
 from orca_jax.text.tokenizer import FileTokenizer, load_tokenizer
+from orca_jax.values.errors import ConfigError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SPM = json.loads((FIXTURES / "sentence_piece.json").read_text(encoding="utf-8"))
@@ -41,7 +41,10 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
 PRE_TOKENIZERS = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     ),
     "llama-bpe": split(LLAMA3),
     "qwen2": split(LLAMA3.replace("{1,3}", "")),
@@ -99,7 +102,13 @@ def trained(pre: str) -> tuple[Tokenizer, dict[str, Any]]:
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     types = [3 if token == "<|end|>" else 1 for token in tokens]
     merges = [" ".join(pair) for pair in model["merges"]]
-    return tokenizer, {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
+    return tokenizer, {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": types,
+        "merges": merges,
+    }
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
@@ -110,7 +119,12 @@ def test_a_byte_level_tokenizer_has_the_ids_of_its_library(tmp_path: Path, pre: 
         assert ours.encode(text) == theirs.encode(text).ids, text
         if pre != "qwen2":  # which composes characters
             assert ours.decode(ours.encode(text), skip_special_tokens=False) == text
-    assert (ours.bos_id, ours.eos_id, ours.special_ids, ours.vocab_size) == (None, 0, {0}, theirs.get_vocab_size())
+    assert (ours.bos_id, ours.eos_id, ours.special_ids, ours.vocab_size) == (
+        None,
+        0,
+        {0},
+        theirs.get_vocab_size(),
+    )
 
 
 def spm_file(path: Path, **changes: Any) -> FileTokenizer:
@@ -125,11 +139,15 @@ def test_a_sentence_piece_tokenizer_has_the_ids_of_its_library(tmp_path: Path) -
         assert ours.encode(text) == [1, *ids], text
         assert ours.decode(ids) == (f" {text}" if text else "")
     hello, world = ours.encode("hello", False), ours.encode(" world", False)
-    assert ours.encode("<|user|>hello<|user|> world", False) == [4, *hello, 4, *world], "as llama.cpp"
+    assert ours.encode("<|user|>hello<|user|> world", False) == [4, *hello, 4, *world], (
+        "as llama.cpp"
+    )
 
 
 def test_flags_of_a_file_decide_about_special_tokens_and_the_first_blank(tmp_path: Path) -> None:
-    ours = spm_file(tmp_path, add_bos_token=False, add_eos_token=True, add_space_prefix=False, eos_token_id=3)
+    ours = spm_file(
+        tmp_path, add_bos_token=False, add_eos_token=True, add_space_prefix=False, eos_token_id=3
+    )
     expected = SPM["texts"][" two  blanks   and more "]
     assert ours.encode(" two") == [*spm_file(tmp_path).encode("two", False), 3]
     assert ours.encode("  two  blanks   and more ", False) == expected
@@ -137,7 +155,9 @@ def test_flags_of_a_file_decide_about_special_tokens_and_the_first_blank(tmp_pat
 
 def test_templates_are_those_of_the_file(tmp_path: Path) -> None:
     names = {"model": "llama", "tokens": SPM["tokens"], "scores": SPM["scores"]}
-    path = str(write(tmp_path / "a.gguf", **names, chat_template="a", **{"chat_template.tool_use": "b"}))
+    path = str(
+        write(tmp_path / "a.gguf", **names, chat_template="a", **{"chat_template.tool_use": "b"})
+    )
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert read_templates(path, None) == ({"default": "a", "tool_use": "b"}, tokens)
     own = tmp_path / "own.jinja"
@@ -158,20 +178,35 @@ def test_templates_are_those_of_the_file(tmp_path: Path) -> None:
         ({"model": "t5"}, "model must be gpt2 or llama, got 't5'"),
         ({"model": "gpt2"}, "pre must be one of command-r, "),
         ({"model": "gpt2", "pre": "viking"}, "got 'viking'"),
-        ({"model": "gpt2", "pre": "gpt-2", "merges": ["a c"]}, "is not a tokenizer that can be read"),
+        (
+            {"model": "gpt2", "pre": "gpt-2", "merges": ["a c"]},
+            "is not a tokenizer that can be read",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    plain = {"model": "llama", "tokens": ["a", "b"], "scores": [0.0, 1.0], "bos_token_id": 0, "eos_token_id": 1}
+    plain = {
+        "model": "llama",
+        "tokens": ["a", "b"],
+        "scores": [0.0, 1.0],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
     path = write(tmp_path / "a.gguf", **{**plain, "unknown_token_id": 0, **changes})
     with pytest.raises(ConfigError) as caught:
         load_tokenizer(path)
-    assert caught.value.param == "tokenizer" and str(path) in caught.value.message and reason in caught.value.message
+    assert (
+        caught.value.param == "tokenizer"
+        and str(path) in caught.value.message
+        and reason in caught.value.message
+    )
 
 
 def test_a_file_that_cannot_be_read_is_that_of_the_setting_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     for wanted, param in ((None, "model"), (str(path), "tokenizer")):
-        with pytest.raises(ConfigError, match="No such file or directory; check the path") as caught:
+        with pytest.raises(
+            ConfigError, match="No such file or directory; check the path"
+        ) as caught:
             tokenizer_of(wanted, str(path))
         assert caught.value.param == param and str(path) in caught.value.message

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.bundled import demo_directory
-from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
+from orca_jax.helpers.bundled import demo_directory
 from orca_jax.text.grammar import MAX_SOURCE, GrammarConstraint, GrammarFactory
 from orca_jax.text.schemas.prepared import MAX_NESTING
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import StructuredOutput
 
 END = 256
 VOCAB = 300  # more than the tokenizer's 257
@@ -29,14 +29,20 @@ BYTES = GrammarFactory(ByteTokenizer(), VOCAB, (END,))
 def demo() -> tuple[GrammarFactory, Tokenizer, int]:
     tokenizer = load_tokenizer(demo_directory())
     assert tokenizer.eos_id is not None
-    return GrammarFactory(tokenizer, tokenizer.vocab_size, (tokenizer.eos_id,)), tokenizer, tokenizer.eos_id
+    return (
+        GrammarFactory(tokenizer, tokenizer.vocab_size, (tokenizer.eos_id,)),
+        tokenizer,
+        tokenizer.eos_id,
+    )
 
 
 def ids_of(tokens: int) -> list[int]:
     return [token for token in range(tokens.bit_length()) if tokens >> token & 1]
 
 
-def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: int, limit: int = 300) -> bytes | None:
+def walk(
+    constraint: GrammarConstraint, tokenizer: Tokenizer, end: int, seed: int, limit: int = 300
+) -> bytes | None:
     """A randomly drawn text with a preference for ends; None if it did not end."""
     chance, text = random.Random(seed), b""
     for _ in range(limit):
@@ -103,7 +109,9 @@ def test_schemas_match(demo, seed: int, use_bytes: bool) -> None:
     if text is not None:
         thing = msgspec.json.decode(text, type=Thing)
         assert json.loads(text)["name"] == thing.name
-        assert b", " not in text.replace(json.dumps(thing.name).encode(), b""), "no blanks between values"
+        assert b", " not in text.replace(json.dumps(thing.name).encode(), b""), (
+            "no blanks between values"
+        )
 
 
 @settings(max_examples=40, deadline=None)
@@ -177,7 +185,9 @@ def test_special_tokens_are_no_text(demo) -> None:
 
 
 def test_a_small_model_masks_what_it_lacks() -> None:
-    constraint = GrammarFactory(ByteTokenizer(), 100, (99,)).compile(StructuredOutput("regex", "[a-z]"))
+    constraint = GrammarFactory(ByteTokenizer(), 100, (99,)).compile(
+        StructuredOutput("regex", "[a-z]")
+    )
     assert ids_of(constraint.allowed()) == [ord("a"), ord("b")], "and c is its end token"
 
 
@@ -203,7 +213,11 @@ def nested(levels: int) -> str:
         ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"$ref": "file:///etc/passwd"}', "leave out unsupported keywords"),
         ("json_schema", '{"$ref": "http://127.0.0.1/"}', "leave out unsupported keywords"),
-        ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "no text can match"),
+        (
+            "json_schema",
+            '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}',
+            "no text can match",
+        ),
         ("json_schema", '{"type": "string", "enum": ["\\ud800"]}', "surrogate"),
         ("choice", "yes", "not JSON"),
         ("choice", '"yes"', "a list of at least one"),
@@ -253,14 +267,20 @@ BOMBS = {
     "ambiguous": ("grammar", 'start: start start | "a" | '),
     "repeated": ("grammar", 'start: ("a"{1,10000}){1,10000}'),
     "long literal": ("grammar", f'start: "{"a" * 60_000}"'),
-    "optional": ("json_schema", schema_of(type="object", properties={f"k{n}": {} for n in range(2000)})),
+    "optional": (
+        "json_schema",
+        schema_of(type="object", properties={f"k{n}": {} for n in range(2000)}),
+    ),
     "many": ("json_schema", schema_of(type="array", minItems=10**7, items={"type": "string"})),
     "long": ("json_schema", schema_of(type="string", maxLength=10**9)),
     "pattern": ("json_schema", schema_of(type="string", pattern="((a{1,100}){1,100}){1,100}")),
     "product": (
         "json_schema",
         schema_of(
-            allOf=[{"anyOf": [{"properties": {f"{n}-{m}": {"type": "string"}}} for m in range(3)]} for n in range(12)]
+            allOf=[
+                {"anyOf": [{"properties": {f"{n}-{m}": {"type": "string"}}} for m in range(3)]}
+                for n in range(12)
+            ]
         ),
     ),
     "references": (
@@ -269,7 +289,10 @@ BOMBS = {
             {
                 "$ref": "#/$defs/a0",
                 "$defs": {
-                    **{f"a{n}": {"anyOf": [{"items": {"$ref": f"#/$defs/a{n + 1}"}}] * 2} for n in range(30)},
+                    **{
+                        f"a{n}": {"anyOf": [{"items": {"$ref": f"#/$defs/a{n + 1}"}}] * 2}
+                        for n in range(30)
+                    },
                     "a30": {"type": "null"},
                 },
             }
@@ -295,22 +318,31 @@ def test_bombs_do_not_go_off(demo, name: str) -> None:
 
 def test_out_of_fuel_in_the_middle_is_an_error_of_the_request() -> None:
     options = [{"type": "object", "properties": {f"k{n}": {}}} for n in range(2500)]
-    constraint = BYTES.compile(StructuredOutput("json_schema", schema_of(type="array", items={"anyOf": options})))
+    constraint = BYTES.compile(
+        StructuredOutput("json_schema", schema_of(type="array", items={"anyOf": options}))
+    )
     with pytest.raises(RequestError, match="became too complex") as caught:
         follow(constraint, b'[{"k1":1}]')
     assert caught.value.param == "structured_outputs"
 
 
 def test_threads_share_a_factory() -> None:
-    factory, texts = GrammarFactory(ByteTokenizer(), VOCAB, (END,)), [f"[{a}-z]{{2}}" for a in "abcdefgh"]
+    factory, texts = (
+        GrammarFactory(ByteTokenizer(), VOCAB, (END,)),
+        [f"[{a}-z]{{2}}" for a in "abcdefgh"],
+    )
     allowed: dict[str, list[int]] = {}
 
     def compile_one(expression: str) -> None:
-        allowed[expression] = ids_of(factory.compile(StructuredOutput("regex", expression)).allowed())
+        allowed[expression] = ids_of(
+            factory.compile(StructuredOutput("regex", expression)).allowed()
+        )
 
     threads = [threading.Thread(target=compile_one, args=(expression,)) for expression in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert allowed == {expression: list(range(ord(expression[1]), ord("z") + 1)) for expression in texts}
+    assert allowed == {
+        expression: list(range(ord(expression[1]), ord("z") + 1)) for expression in texts
+    }

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import load_chat_template
 from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.values.errors import CheckpointError, ConfigError
 
 CONFIG = {
     "model_type": "gpt2",
@@ -29,7 +29,12 @@ CONFIG = {
 }
 TOKENIZER = {
     "version": "1.0",
-    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    "decoder": {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    },
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
 }
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -123,7 +128,9 @@ def test_a_pipe_among_the_weights_does_not_block(model: Path) -> None:
         load_weights(model)
 
 
-@pytest.mark.parametrize("outside", ["../secret.safetensors", "..", "{absolute}", "a/../../secret.safetensors", ""])
+@pytest.mark.parametrize(
+    "outside", ["../secret.safetensors", "..", "{absolute}", "a/../../secret.safetensors", ""]
+)
 def test_an_index_does_not_lead_out_of_the_directory(model: Path, outside: str) -> None:
     save_file({"wte.weight": np.zeros((8, 4), np.float32)}, model.parent / "secret.safetensors")
     name = outside.format(absolute=model.parent / "secret.safetensors")
@@ -131,12 +138,20 @@ def test_an_index_does_not_lead_out_of_the_directory(model: Path, outside: str) 
     with pytest.raises(CheckpointError) as caught:
         load_weights(model)
     assert all(
-        "is not a plain file name" in problem or "cannot be read" in problem for problem in caught.value.problems
+        "is not a plain file name" in problem or "cannot be read" in problem
+        for problem in caught.value.problems
     )
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 16, (2**63).to_bytes(8, "little") + b"{}", b"\x80\x04\x95", b"PK\x03\x04" + b"\0" * 64]
+    "content",
+    [
+        b"",
+        b"\xff" * 16,
+        (2**63).to_bytes(8, "little") + b"{}",
+        b"\x80\x04\x95",
+        b"PK\x03\x04" + b"\0" * 64,
+    ],
 )
 def test_weights_that_are_none(model: Path, content: bytes) -> None:
     write(model, SINGLE, content)
@@ -157,11 +172,17 @@ def test_pickles_are_not_opened(model: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_tensors_of_other_shapes_and_types(model: Path) -> None:
-    save_file({"wte.weight": np.zeros((9, 4), np.float32), "wpe.weight": np.zeros((8, 4), np.int64)}, model / SINGLE)
+    save_file(
+        {"wte.weight": np.zeros((9, 4), np.float32), "wpe.weight": np.zeros((8, 4), np.int64)},
+        model / SINGLE,
+    )
     with pytest.raises(CheckpointError) as caught:
         load_weights(model)
     told = "\n".join(caught.value.problems)
-    assert "wte.weight: shape [9, 4], the model needs [8, 4]" in told and "wpe.weight: type I64" in told
+    assert (
+        "wte.weight: shape [9, 4], the model needs [8, 4]" in told
+        and "wpe.weight: type I64" in told
+    )
 
 
 HUGE: list[dict[str, Any]] = [
@@ -193,15 +214,26 @@ def test_end_tokens_outside_the_vocabulary(model: Path, name: str, tokens: objec
 TOKENIZERS: dict[str, object] = {
     "another thing": {"model_type": "gpt2"},
     "a list": [],
-    "a panic of the library": {**TOKENIZER, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-    "a wrong expression": {**TOKENIZER, "normalizer": {"type": "Replace", "pattern": {"Regex": "(("}, "content": ""}},
-    "a merge of nothing": {**TOKENIZER, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}},
+    "a panic of the library": {
+        **TOKENIZER,
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    },
+    "a wrong expression": {
+        **TOKENIZER,
+        "normalizer": {"type": "Replace", "pattern": {"Regex": "(("}, "content": ""},
+    },
+    "a merge of nothing": {
+        **TOKENIZER,
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]},
+    },
     "weights": b"\x80\x04\x95",
 }
 
 
 @pytest.mark.parametrize("content", TOKENIZERS.values(), ids=TOKENIZERS.keys())
-def test_invalid_tokenizers(model: Path, content: object, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_tokenizers(
+    model: Path, content: object, capfd: pytest.CaptureFixture[str]
+) -> None:
     write(model, "tokenizer.json", content)
     with pytest.raises(ConfigError, match=r"tokenizer\.json (is not |must hold |cannot be read)"):
         load_tokenizer(str(model))
@@ -209,7 +241,10 @@ def test_invalid_tokenizers(model: Path, content: object, capfd: pytest.CaptureF
 
 
 def test_a_tokenizer_with_huge_ids_loads_soon(model: Path) -> None:
-    huge = {**TOKENIZER, "model": {"type": "BPE", "vocab": {"a": 4_000_000_000, "b": 1}, "merges": []}}
+    huge = {
+        **TOKENIZER,
+        "model": {"type": "BPE", "vocab": {"a": 4_000_000_000, "b": 1}, "merges": []},
+    }
     write(model, "tokenizer.json", huge)
     tokenizer = load_tokenizer(str(model))
     assert tokenizer.encode("ab") == [4_000_000_000, 1]
@@ -217,7 +252,11 @@ def test_a_tokenizer_with_huge_ids_loads_soon(model: Path) -> None:
 
 
 def test_special_tokens_that_are_none(model: Path) -> None:
-    write(model, "tokenizer_config.json", {"eos_token": 7, "bos_token": ["b"], "pad_token": {"content": {}}})
+    write(
+        model,
+        "tokenizer_config.json",
+        {"eos_token": 7, "bos_token": ["b"], "pad_token": {"content": {}}},
+    )
     tokenizer = load_tokenizer(str(model))
     assert (tokenizer.eos_id, tokenizer.bos_id) == (None, None)
     write(model, "chat_template.jinja", "{{ eos_token is defined }}{{ bos_token is defined }}")

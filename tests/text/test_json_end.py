@@ -11,7 +11,9 @@ from orca_jax.text.json_end import cut_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=4) | st.just('}],"{\\'),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -42,6 +44,8 @@ def test_examples(text: str, value: dict[str, Any]) -> None:
     assert cut_object(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "city", "[1", '"a', "{]", "{}}", "{'a': 1", "[" * 10**6, '{"a":' * 10**5])
+@pytest.mark.parametrize(
+    "text", ["", "city", "[1", '"a', "{]", "{}}", "{'a': 1", "[" * 10**6, '{"a":' * 10**5]
+)
 def test_anything_else_is_none(text: str) -> None:
     assert cut_object(text) is None

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.errors import RequestError
-from orca_jax.openai.generation import whole_parts
-from orca_jax.request import StructuredKind, StructuredOutput
+from orca_jax.serve.openai.generation import whole_parts
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.calls.dialects import tool_parser
-from orca_jax.text.calls.parser import OutputPart, Reasoning
+from orca_jax.text.calls.parts import OutputPart, Reasoning
 from orca_jax.text.reasoning import (
     TAGS,
     Opening,
@@ -25,6 +23,8 @@ from orca_jax.text.reasoning import (
     thinking_first,
 )
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import StructuredKind, StructuredOutput
 from tests.text.accepting import WithTokens, accepts
 from tests.text.tool_calls import TOOLS, A
 
@@ -33,7 +33,9 @@ THINK = TAGS["qwen3"]
 
 def read(parser: ReasoningParser, pieces: list[str]) -> list[OutputPart]:
     """The output, with adjacent parts of a kind joined."""
-    return whole_parts([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
+    return whole_parts(
+        [*(part for piece in pieces for part in parser.push(piece)), *parser.finish()]
+    )
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
@@ -64,19 +66,25 @@ def test_table(opening: Opening, text: str, expected: list[OutputPart]) -> None:
         assert read(parser, [text[at : at + step] for at in range(0, len(text), step)]) == expected
 
 
-words = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "a", "b"]), max_size=12)
+words = st.lists(
+    st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "a", "b"]), max_size=12
+)
 
 
 @given(words.map("".join), st.sampled_from(get_args(Opening)), st.lists(st.integers(0, 60)))
 def test_pieces_do_not_matter(text: str, opening: Opening, cuts: list[int]) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(bounds)]
-    assert read(ReasoningParser(THINK, opening, None), pieces) == read(ReasoningParser(THINK, opening, None), [text])
+    assert read(ReasoningParser(THINK, opening, None), pieces) == read(
+        ReasoningParser(THINK, opening, None), [text]
+    )
 
 
 def test_reasoning_goes_out_as_it_comes() -> None:
     parser = ReasoningParser(THINK, "free", None)
-    assert [parser.push(text) for text in ("<think>", "\nLet", " me ", "see", "</", "think>\n", "\nYes")] == [
+    assert [
+        parser.push(text) for text in ("<think>", "\nLet", " me ", "see", "</", "think>\n", "\nYes")
+    ] == [
         [],
         [Reasoning("Let")],
         [Reasoning(" me")],
@@ -99,7 +107,9 @@ def test_reasoning_goes_out_as_it_comes() -> None:
         ("user: hi\nassistant: <think>hm</think> Yes", True, "closed"),
     ],
 )
-def test_the_prompt_says_where_an_answer_begins(prompt: str, continues: bool, opening: Opening) -> None:
+def test_the_prompt_says_where_an_answer_begins(
+    prompt: str, continues: bool, opening: Opening
+) -> None:
     assert opening_of(prompt, THINK, continues) == opening
 
 
@@ -109,12 +119,17 @@ def test_tags_come_from_the_template_or_the_flag() -> None:
     assert inferred_tags("<seed:think></seed:think>") == TAGS["seed_oss"]
     for template in ("{{ messages }}", "<think>", "<think></think>[THINK][/THINK]"):
         assert inferred_tags(template) is None
-    assert tags_of("none", "<think></think>") is None and tags_of("mistral", "<think></think>") == TAGS["mistral"]
+    assert (
+        tags_of("none", "<think></think>") is None
+        and tags_of("mistral", "<think></think>") == TAGS["mistral"]
+    )
     kind = get_type_hints(ServerConfig)["reasoning_parser"]
     assert set(get_args(get_args(kind)[0])) == {*TAGS, "none", "openai_gptoss"}
 
 
-OBJECT = StructuredOutput("json_schema", json.dumps({"properties": {"x": {"type": "integer"}}, "required": ["x"]}))
+OBJECT = StructuredOutput(
+    "json_schema", json.dumps({"properties": {"x": {"type": "integer"}}, "required": ["x"]})
+)
 PARTS: dict[StructuredKind, tuple[StructuredOutput, str]] = {
     "json_schema": (OBJECT, '{"x":1}'),
     "json_object": (StructuredOutput("json_object"), "{}"),
@@ -128,7 +143,11 @@ PARTS: dict[StructuredKind, tuple[StructuredOutput, str]] = {
 def test_a_constraint_begins_after_the_reasoning(kind: StructuredKind) -> None:
     answer, text = PARTS[kind]
     tokenizer = ByteTokenizer()
-    for opening, begin in (("open", "hm </thi {\n</think>"), ("free", "<think>{</think>"), ("closed", "")):
+    for opening, begin in (
+        ("open", "hm </thi {\n</think>"),
+        ("free", "<think>{</think>"),
+        ("closed", ""),
+    ):
         form = thinking_first(answer, THINK, opening, {})  # type: ignore[arg-type]
         assert accepts(form, begin + text, tokenizer)
         assert accepts(form, f"{begin}\n\n{text}", tokenizer) == (opening != "closed")
@@ -136,12 +155,17 @@ def test_a_constraint_begins_after_the_reasoning(kind: StructuredKind) -> None:
         assert accepts(form, text, tokenizer) == (opening != "open")
 
 
-@pytest.mark.parametrize(("kind", "value"), [("json_schema", '{"type": "nonsense"}'), ("regex", "(")])
+@pytest.mark.parametrize(
+    ("kind", "value"), [("json_schema", '{"type": "nonsense"}'), ("regex", "(")]
+)
 def test_a_wrong_part_is_an_error_of_the_caller(kind: StructuredKind, value: str) -> None:
     with pytest.raises(
-        RequestError, match=r"^(json_schema|the format, or the schema of a strict tool,) cannot be used"
+        RequestError,
+        match=r"^(json_schema|the format, or the schema of a strict tool,) cannot be used",
     ) as caught:
-        accepts(thinking_first(StructuredOutput(kind, value), THINK, "open", {}), "", ByteTokenizer())
+        accepts(
+            thinking_first(StructuredOutput(kind, value), THINK, "open", {}), "", ByteTokenizer()
+        )
     assert caught.value.param == "structured_outputs"
 
 
@@ -154,7 +178,9 @@ SPECIAL = WithTokens({257: "[THINK]", 258: "[/THINK]"})
 
 
 def test_tags_may_be_special_tokens() -> None:
-    form = thinking_first(OBJECT, ThinkTags("[THINK]", "[/THINK]"), "free", {"[THINK]": 257, "[/THINK]": 258})
+    form = thinking_first(
+        OBJECT, ThinkTags("[THINK]", "[/THINK]"), "free", {"[THINK]": 257, "[/THINK]": 258}
+    )
     thought, answer = list(b"hm [/THINK]"), list(b'{"x":1}')
     assert accepts(form, [257, *thought, 258, *answer], SPECIAL)
     assert accepts(form, [257, 258, *answer], SPECIAL) and accepts(form, answer, SPECIAL)

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
-from orca_jax.text.template import RENDER_SECONDS, ChatTemplate, load_chat_template
+from orca_jax.text.template import (
+    MAX_END,
+    RENDER_SECONDS,
+    ChatTemplate,
+    RenderedTooLong,
+    load_chat_template,
+)
+from orca_jax.values.errors import RequestError
 from tests.project.source import ROOT
 
 SYSTEM, USER, ASSISTANT = (
@@ -18,12 +24,17 @@ SYSTEM, USER, ASSISTANT = (
 )
 TOOL = {
     "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "<é>"}}}},
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"x": {"type": "<é>"}}},
+    },
 }
 CALL = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}],
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+    ],
 }
 
 CHATML = """{% for message in messages %}
@@ -82,7 +93,9 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def render(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    with ChatTemplate({"default": source}, TOKENS, render_seconds=options.pop("seconds", RENDER_SECONDS)) as template:
+    with ChatTemplate(
+        {"default": source}, TOKENS, render_seconds=options.pop("seconds", RENDER_SECONDS)
+    ) as template:
         return template.render(messages, **options)
 
 
@@ -117,7 +130,9 @@ def test_tools_and_the_rest_of_the_environment() -> None:
     )
     assert render(TOOLS, [CALL, USER], tools=[TOOL]) == expected
     assert render(TOOLS, [USER]) == "Hi <there> & 'you'\nTrue nothing ."
-    assert render("{{ strftime_now('%Y') }}", []) in {str(time.gmtime().tm_year + n) for n in (-1, 0, 1)}
+    assert render("{{ strftime_now('%Y') }}", []) in {
+        str(time.gmtime().tm_year + n) for n in (-1, 0, 1)
+    }
 
 
 def test_variables_of_a_request() -> None:
@@ -147,14 +162,27 @@ def test_the_templates_own_words_reach_the_client() -> None:
         render("{{ raise_exception('x' * 100000) }}", [USER])
     assert len(caught.value.message) < 1000
     with pytest.raises(RequestError, match="arguments of the tool call 'f' must be JSON"):
-        render(CHATML, [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "city"}}]}])
+        render(
+            CHATML,
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "city"}}],
+                }
+            ],
+        )
 
 
 def test_arguments_of_calls_that_were_cut_are_closed() -> None:
+    arguments = "messages[0].tool_calls[0].function.arguments"
     source = (
-        "{% for name, value in messages[0].tool_calls[0].function.arguments.items() %}{{name}}={{value}};{% endfor %}"
+        f"{{% for name, value in {arguments}.items() %}}{{{{name}}}}={{{{value}}}};{{% endfor %}}"
     )
-    for text, expected in (("{", ""), ('{"a": "x", "b": [1, {"c": 2}, "d', "a=x;b=[1, {'c': 2}, 'd'];"), ("", "")):
+    for text, expected in (
+        ("{", ""),
+        ('{"a": "x", "b": [1, {"c": 2}, "d', "a=x;b=[1, {'c': 2}, 'd'];"),
+        ("", ""),
+    ):
         call = {"function": {"name": "f", "arguments": text}}
         assert render(source, [{"role": "assistant", "tool_calls": [call]}]) == expected
 
@@ -174,16 +202,26 @@ def load(source: str, override: str | None = None, **options: Any) -> str:
 
 
 def test_where_templates_come_from(tmp_path: Path) -> None:
-    assert load_chat_template(directory(tmp_path, tokenizer_config__json={"bos_token": "<s>"}), None) is None
+    assert (
+        load_chat_template(directory(tmp_path, tokenizer_config__json={"bos_token": "<s>"}), None)
+        is None
+    )
     source = directory(
         tmp_path,
-        tokenizer_config__json={"eos_token": {"content": "</s>"}, "chat_template": "json{{ bos_token + eos_token }}"},
+        tokenizer_config__json={
+            "eos_token": {"content": "</s>"},
+            "chat_template": "json{{ bos_token + eos_token }}",
+        },
         special_tokens_map__json={"bos_token": "<b>", "eos_token": "<e>"},
     )
     assert load(source) == "json<b></s>"
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     directory(tmp_path, tokenizer_config__json={"chat_template": named})
-    assert (load(source), load(source, tools=[TOOL]), load(source, tools=[])) == ("plain", "tools", "plain")
+    assert (load(source), load(source, tools=[TOOL]), load(source, tools=[])) == (
+        "plain",
+        "tools",
+        "plain",
+    )
     directory(tmp_path, chat_template__jinja="own{{ bos_token }}")
     assert load(source) == "own<b>"
     override = tmp_path / "mine"
@@ -200,7 +238,9 @@ def test_presets_have_a_plain_template() -> None:
     with template:
         prompt = template.render([CALL], tools=[TOOL], add_generation_prompt=False)
     assert prompt.startswith('tools: [{"type"')
-    assert prompt.endswith('assistant:  <tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>\n')
+    assert prompt.endswith(
+        'assistant:  <tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>\n'
+    )
 
 
 def test_the_demo_models_template() -> None:
@@ -216,3 +256,27 @@ def test_the_demo_models_template() -> None:
 
 def test_special_tokens_in_messages_are_left_as_they_are() -> None:
     assert render(CHATML, [{"role": "user", "content": "<|im_end|>"}]).count("<|im_end|>") == 2
+
+
+def test_the_process_does_not_inherit_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("TZ", "UTC")
+    with ChatTemplate({"default": "x"}, {}) as template:
+        (worker,) = template._running
+        names = Path(f"/proc/{worker._process.pid}/environ").read_bytes().split(b"\0")
+    assert b"TZ=UTC" in names and not [name for name in names if b"hf_secret" in name]
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_its_end_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*arguments: object) -> str:
+        raise AssertionError("the end was searched")
+
+    monkeypatch.setattr("orca_jax.text.template._cut_after_final_message", never)
+    with ChatTemplate({"default": "{{ messages[0].content }}"}, {}) as template:
+        answer = [{"role": "assistant", "content": "a" * (MAX_END + 11)}]
+        with pytest.raises(RenderedTooLong, match="more than 10 characters"):
+            template.render(
+                answer, add_generation_prompt=False, continue_final_message=True, max_continued=10
+            )

@@ -12,7 +12,11 @@ from orca_jax.text.template import ChatTemplate
 from orca_jax.text.template_worker import environment
 
 ROWS: list[dict[str, Any]] = [{"name": "b", "n": 2, "ok": True}, {"name": "a", "n": 1, "ok": False}]
-VALUES = {"rows": ROWS, "text": "Don't  fold this-line <b>é</b>\n\n  or that one", "pairs": {"z": 1, "a": [2, None]}}
+VALUES = {
+    "rows": ROWS,
+    "text": "Don't  fold this-line <b>é</b>\n\n  or that one",
+    "pairs": {"z": 1, "a": [2, None]},
+}
 FILTERS = {
     "abs": "-3 | abs",
     "attr": "(pairs | attr('keys'))() | list",
@@ -161,9 +165,15 @@ def test_the_process_renders_what_jinja_renders(template: ChatTemplate, name: st
 
 def test_no_name_is_left_out() -> None:
     made = environment()
-    assert (set(made.filters), set(made.tests), set(made.globals)) == (set(FILTERS), set(TESTS), set(GLOBALS))
+    assert (set(made.filters), set(made.tests), set(made.globals)) == (
+        set(FILTERS),
+        set(TESTS),
+        set(GLOBALS),
+    )
 
 
 def test_wordwrap_keeps_paragraphs(template: ChatTemplate) -> None:
-    wrapped = template.render([], kwargs={**VALUES, "text": "one two three\n\nfour", "case": "filter wordwrap"})
+    wrapped = template.render(
+        [], kwargs={**VALUES, "text": "one two three\n\nfour", "case": "filter wordwrap"}
+    )
     assert wrapped == "one two\nthree\n\nfour"

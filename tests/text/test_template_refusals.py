@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
 from orca_jax.text.template import ChatTemplate, _Worker
 from orca_jax.text.template_worker import Frame
+from orca_jax.values.errors import ConfigError, EngineError, RequestError
 from tests.text.test_template import CHATML, USER, render
 
 HARMFUL = {
@@ -24,8 +24,14 @@ HARMFUL = {
         "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "Memory|longer than 0.3 s",
     ),
-    "much text": ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "more than 4194304 characters"),
-    "endless": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than 0.3 s"),
+    "much text": (
+        "{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}",
+        "more than 4194304 characters",
+    ),
+    "endless": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "longer than 0.3 s",
+    ),
     "large number": ("{{ 9 ** (messages | length * 9 ** 9) }}", "longer than 0.3 s|Memory"),
     "long range": ("{{ range(10**9) | list }}", "Range too big"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion depth"),
@@ -48,7 +54,8 @@ def test_harmful_templates_fail_alone(source: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{", "{% for x in %}", "{% nonsense %}", "{{ messages | nonsense }}", "{% if x %}" * 200]
+    "source",
+    ["{{", "{% for x in %}", "{% nonsense %}", "{{ messages | nonsense }}", "{% if x %}" * 200],
 )
 def test_wrong_templates_fail_at_load(source: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used") as caught:
@@ -66,7 +73,9 @@ def test_a_constant_that_takes_for_ever_fails_at_load() -> None:
 def slow() -> Iterator[ChatTemplate]:
     """A template that never ends for certain messages."""
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    source = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}"
+    source = (
+        f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}{{{{ messages[0].content }}}}"
+    )
     with ChatTemplate({"default": source}, {}, render_seconds=3.0) as template:
         yield template
 
@@ -89,7 +98,9 @@ def test_others_go_on_beside_a_slow_one(slow: ChatTemplate) -> None:
     assert [error.param for error in problems] == ["messages"]
     results: list[str] = []
     work = [
-        threading.Thread(target=lambda n=n: results.append(slow.render([{"role": "user", "content": str(n)}])))
+        threading.Thread(
+            target=lambda n=n: results.append(slow.render([{"role": "user", "content": str(n)}]))
+        )
         for n in range(20)
     ]
     for thread in work:
@@ -100,8 +111,12 @@ def test_others_go_on_beside_a_slow_one(slow: ChatTemplate) -> None:
 
 
 def workers() -> list[psutil.Process]:
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if any("template_worker" in word for word in child.cmdline())]
+    children = [
+        child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
+    ]
+    return [
+        child for child in children if any("template_worker" in word for word in child.cmdline())
+    ]
 
 
 def test_processes_come_back_and_end() -> None:
@@ -109,7 +124,9 @@ def test_processes_come_back_and_end() -> None:
     template = ChatTemplate({"default": "{{ messages | length }}"}, {})
     (worker,) = [child for child in workers() if child.pid not in before]
     worker.kill()
-    assert template.render([USER]) == "1", "a process that was killed while idle costs no call its answer"
+    assert template.render([USER]) == "1", (
+        "a process that was killed while idle costs no call its answer"
+    )
     template.close()
     assert {child.pid for child in workers()} == before
     with pytest.raises((RequestError, EngineError)):
@@ -141,10 +158,14 @@ def test_a_conversation_is_rendered_once_more_if_its_process_was_killed(
         assert template.render([USER]) == "1"
 
 
-def test_a_conversation_that_exceeds_a_limit_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_that_exceeds_a_limit_is_not_rendered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     exchange, seen = _Worker.exchange, list[Frame]()
     monkeypatch.setattr(
-        _Worker, "exchange", lambda self, frame, seconds: (seen.append(frame), exchange(self, frame, seconds))[1]
+        _Worker,
+        "exchange",
+        lambda self, frame, seconds: (seen.append(frame), exchange(self, frame, seconds))[1],
     )
     source, _ = HARMFUL["endless"]
     with (
@@ -163,7 +184,9 @@ template = ChatTemplate({"default": "x"}, {})
 print(psutil.Process().children()[0].pid, flush=True)
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     pid = int(done.stdout)
     deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -184,7 +207,9 @@ for attempt in (lambda: open("/dev/null"), socket.socket, lambda: bytearray(2**3
     except (OSError, MemoryError) as error:
         print(type(error).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     memory = ["MemoryError"] if sys.platform == "linux" else []
     assert done.stdout.split() == ["OSError", "OSError", *memory]
 
@@ -197,4 +222,7 @@ def test_messages_that_are_no_json() -> None:
         with pytest.raises(RequestError) as caught:
             render(CHATML, [{"role": "user", "content": content}])
         assert caught.value.param == "messages"
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": "\ud800é漢🙂"}]) == "\ud800é漢🙂"
+    assert (
+        render("{{ messages[0].content }}", [{"role": "user", "content": "\ud800é漢🙂"}])
+        == "\ud800é漢🙂"
+    )

@@ -9,15 +9,27 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import SamplingParams
 from orca_jax.text import tokenizer as tokenizer_module
 from orca_jax.text.bad_words import bad_word_ids, engine_params
 from orca_jax.text.stream import IncrementalDecoder, OutputStream, StopMatcher
-from orca_jax.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_characters, load_tokenizer
+from orca_jax.text.tokenizer import (
+    ByteTokenizer,
+    FileTokenizer,
+    Tokenizer,
+    check_characters,
+    load_tokenizer,
+)
+from orca_jax.values.errors import ConfigError, RequestError
+from orca_jax.values.request import SamplingParams
 from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
-CORPUS = ["the cat sat on the mat", "déjà vu, naïve café", "漢字かな交じり文", "👩‍👩‍👧 🙂🙃", "x = {1: 'a'}\n\ttab"] * 4
+CORPUS = [
+    "the cat sat on the mat",
+    "déjà vu, naïve café",
+    "漢字かな交じり文",
+    "👩‍👩‍👧 🙂🙃",
+    "x = {1: 'a'}\n\ttab",
+] * 4
 
 
 def _byte_level(path: Path) -> Path:
@@ -31,7 +43,9 @@ def _byte_level(path: Path) -> Path:
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens(["»plain added«"])
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}, "bos_token": None}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|end|>"}, "bos_token": None})
+    )
     return path
 
 
@@ -39,9 +53,13 @@ def _sentencepiece(path: Path) -> Path:
     tokens = ["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
     merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
     vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = HFTokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer = HFTokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokenizer.save(str(path / "tokenizer.json"))
     return path
 
@@ -77,13 +95,17 @@ def test_byte_pieces_join_to_the_whole(ids: list[int], cuts: list[int]) -> None:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_bpe_pieces_join_to_the_whole_and_to_the_library(bpe: FileTokenizer, data: st.DataObject) -> None:
+def test_bpe_pieces_join_to_the_whole_and_to_the_library(
+    bpe: FileTokenizer, data: st.DataObject
+) -> None:
     ids = data.draw(st.lists(st.integers(0, bpe.vocab_size + 2), max_size=60))
     _check_stream(bpe, ids, data.draw(chunks))
     library = HFTokenizer.from_file(str(Path(bpe.source) / "tokenizer.json"))
     known = [i for i in ids if i < bpe.vocab_size]
     for skip in (True, False):
-        assert bpe.decode(known, skip_special_tokens=skip) == library.decode(known, skip_special_tokens=skip)
+        assert bpe.decode(known, skip_special_tokens=skip) == library.decode(
+            known, skip_special_tokens=skip
+        )
 
 
 @settings(deadline=None)
@@ -147,7 +169,10 @@ def _cut(text: str, stops: list[str]) -> tuple[str, bool]:
 letters = st.text(alphabet="abc", min_size=1, max_size=4)
 
 
-@given(st.lists(letters, min_size=1, max_size=4), st.lists(st.text(alphabet="abc", max_size=3), max_size=12))
+@given(
+    st.lists(letters, min_size=1, max_size=4),
+    st.lists(st.text(alphabet="abc", max_size=3), max_size=12),
+)
 def test_stop_strings_do_not_see_borders(stops: list[str], pieces: list[str]) -> None:
     matcher = StopMatcher(stops)
     out = "".join(matcher.push(piece) for piece in pieces)
@@ -169,7 +194,10 @@ def test_output_stream_ends() -> None:
     assert by_string.push(ids, "length") == "" and by_string.finish_reason == "stop"
 
 
-@given(st.lists(letters, min_size=1, max_size=4), st.lists(st.text(alphabet="abc", max_size=3), max_size=12))
+@given(
+    st.lists(letters, min_size=1, max_size=4),
+    st.lists(st.text(alphabet="abc", max_size=3), max_size=12),
+)
 def test_included_stop_strings_end_the_text(stops: list[str], pieces: list[str]) -> None:
     matcher = StopMatcher(stops, include_stop=True)
     out = "".join(matcher.push(piece) for piece in pieces) + matcher.finish()
@@ -179,7 +207,9 @@ def test_included_stop_strings_end_the_text(stops: list[str], pieces: list[str])
     assert not stopped or (matcher.stop in stops and out.endswith(matcher.stop or "?"))
 
 
-@pytest.mark.parametrize(("min_tokens", "end"), [(0, 2), (1, 2), (2, 5), (3, 5), (4, 5), (5, 8), (8, 11)])
+@pytest.mark.parametrize(
+    ("min_tokens", "end"), [(0, 2), (1, 2), (2, 5), (3, 5), (4, 5), (5, 8), (8, 11)]
+)
 def test_stop_strings_wait_for_min_tokens(min_tokens: int, end: int) -> None:
     """ "ab" ends at tokens 2, 5, 8 and 11; an occurrence that ends within `min_tokens` is text."""
     stream = OutputStream(ByteTokenizer(), ["ab"], min_tokens=min_tokens)
@@ -206,12 +236,18 @@ def test_end_tokens_in_the_text(settings: dict, text: str, stop_reason: int | No
 
 def test_special_tokens_within_the_text() -> None:
     assert OutputStream(ByteTokenizer()).push([97, 256, 98]) == "ab"
-    assert OutputStream(ByteTokenizer(), skip_special_tokens=False).push([97, 256, 98]) == "a<|end|>b"
+    assert (
+        OutputStream(ByteTokenizer(), skip_special_tokens=False).push([97, 256, 98]) == "a<|end|>b"
+    )
 
 
 def test_the_stream_of_parameters() -> None:
     params = SamplingParams(
-        stop=("b",), include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=1, stop_token_ids=(99,)
+        stop=("b",),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        min_tokens=1,
+        stop_token_ids=(99,),
     )
     assert OutputStream.for_params(ByteTokenizer(), params).push([98, 256, 98, 98]) == "b<|end|>b"
     by_token = OutputStream.for_params(ByteTokenizer(), params)
@@ -222,7 +258,9 @@ def test_the_stream_of_parameters() -> None:
 def test_prompts_without_special_tokens(tmp_path: Path) -> None:
     tokenizer = HFTokenizer.from_file(str(_byte_level(tmp_path) / "tokenizer.json"))
     end = tokenizer.token_to_id("<|end|>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", end)]
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.encode("the cat") == [end, *loaded.encode("the cat", add_special_tokens=False)]
@@ -231,9 +269,13 @@ def test_prompts_without_special_tokens(tmp_path: Path) -> None:
 
 def test_bad_words_as_they_begin_a_text_and_after_a_blank(bpe: FileTokenizer) -> None:
     found = bad_word_ids(bpe, ["cat", " cat", "déjà"])
-    assert [bpe.decode(ids) for ids in found] == ["cat", " cat", "déjà"], "after a blank déjà has the same ids"
+    assert [bpe.decode(ids) for ids in found] == ["cat", " cat", "déjà"], (
+        "after a blank déjà has the same ids"
+    )
     assert len(set(found)) == len(found), "each once"
-    assert bad_word_ids(ByteTokenizer(), [" ab"]) == ((97, 98),), "after a blank the ids are the same"
+    assert bad_word_ids(ByteTokenizer(), [" ab"]) == ((97, 98),), (
+        "after a blank the ids are the same"
+    )
 
 
 @pytest.mark.parametrize("word", [" ", "\n", "half \ud800"])
@@ -247,18 +289,45 @@ def test_parameters_for_the_engine() -> None:
     plain = SamplingParams(min_tokens=1, include_stop_str_in_output=True)
     assert engine_params(plain, ByteTokenizer()) is plain
     params = SamplingParams(stop=("x",), bad_words=("ab",), bad_token_ids=((7,),), seed=4)
-    assert engine_params(params, ByteTokenizer()) == SamplingParams(bad_token_ids=((7,), (97, 98)), seed=4)
+    assert engine_params(params, ByteTokenizer()) == SamplingParams(
+        bad_token_ids=((7,), (97, 98)), seed=4
+    )
 
 
-PIECES = ["a", "▁▁▁", "b", "x▁y", "<0xZZ>", "<0x41>", "<s▁>", "▁a", "<0xé>", "▁", "_", "<0xC3>", "<0xA9>"]
+PIECES = [
+    "a",
+    "▁▁▁",
+    "b",
+    "x▁y",
+    "<0xZZ>",
+    "<0x41>",
+    "<s▁>",
+    "▁a",
+    "<0xé>",
+    "▁",
+    "_",
+    "<0xC3>",
+    "<0xA9>",
+]
 SENTENCEPIECE = {
-    "Llama": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    "Llama": decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    ),
     "Mistral": decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     ),
     "T5": decoders.Metaspace(prepend_scheme="never"),
-    "another mark": decoders.Sequence([decoders.Metaspace(replacement="_", prepend_scheme="never"), decoders.Fuse()]),
-    "several": decoders.Sequence([decoders.Replace("▁▁", "--"), decoders.Replace("▁", " "), decoders.Fuse()]),
+    "another mark": decoders.Sequence(
+        [decoders.Metaspace(replacement="_", prepend_scheme="never"), decoders.Fuse()]
+    ),
+    "several": decoders.Sequence(
+        [decoders.Replace("▁▁", "--"), decoders.Replace("▁", " "), decoders.Fuse()]
+    ),
 }
 
 
@@ -274,7 +343,9 @@ def test_added_tokens_are_decoded_as_by_the_library(tmp_path: Path, name: str) -
     ours = load_tokenizer(str(path))
     ids = [library.token_to_id(piece) for piece in PIECES]
     for skip in (True, False):
-        assert ours.decode(ids, skip_special_tokens=skip) == library.decode(ids, skip_special_tokens=skip)
+        assert ours.decode(ids, skip_special_tokens=skip) == library.decode(
+            ids, skip_special_tokens=skip
+        )
     _check_stream(ours, ids, [1] * len(ids))
 
 
@@ -284,13 +355,21 @@ UNUSABLE = {
     "text after bytes": {
         "type": "Sequence",
         "decoders": [
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
             {"type": "Replace", "pattern": {"String": "a"}, "content": "b"},
         ],
     },
     "a pattern over tokens": {
         "type": "Sequence",
-        "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}],
+        "decoders": [
+            {"type": "Fuse"},
+            {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"},
+        ],
     },
 }
 
@@ -300,7 +379,9 @@ def test_decoders_without_support_are_refused(tmp_path: Path, name: str) -> None
     """Each id has bytes of its own here, so decoders over several tokens cannot be followed."""
     path = _sentencepiece(tmp_path) / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": UNUSABLE[name]}))
-    with pytest.raises(ConfigError, match=r"must be a byte-level or SentencePiece tokenizer.*--tokenizer") as caught:
+    with pytest.raises(
+        ConfigError, match=r"must be a byte-level or SentencePiece tokenizer.*--tokenizer"
+    ) as caught:
         load_tokenizer(str(path))
     assert caught.value.param == "tokenizer"
 
@@ -311,11 +392,19 @@ def test_decoders_without_support_are_refused(tmp_path: Path, name: str) -> None
         ("MAX_TOKENS", {}, "vocab"),
         ("MAX_TOKENS", {"model": {"type": "BPE", "vocab": {}, "merges": ["a b"] * 9}}, "merges"),
         ("MAX_ADDED_TOKENS", {"added_tokens": [{}] * 9}, "added_tokens"),
-        ("MAX_PARTS", {"normalizer": {"type": "Sequence", "normalizers": [[0, 0, 0]] * 3}}, "parts"),
+        (
+            "MAX_PARTS",
+            {"normalizer": {"type": "Sequence", "normalizers": [[0, 0, 0]] * 3}},
+            "parts",
+        ),
     ],
 )
 def test_the_parts_of_a_tokenizer_are_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, change: dict[str, object], part: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    change: dict[str, object],
+    part: str,
 ) -> None:
     """Checked before the library reads the file, since its tables are large."""
     path = _sentencepiece(tmp_path) / "tokenizer.json"
@@ -325,9 +414,13 @@ def test_the_parts_of_a_tokenizer_are_limited(
         load_tokenizer(str(path))
 
 
-def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = load_tokenizer(write_hostile_tokenizer(tmp_path))
-    with pytest.raises(RequestError, match=f"fails on a text of {len(PANICS)} characters: .*{REASON}") as caught:
+    with pytest.raises(
+        RequestError, match=f"fails on a text of {len(PANICS)} characters: .*{REASON}"
+    ) as caught:
         tokenizer.encode(PANICS)
     assert caught.value.param == "prompt"
     assert tokenizer.encode("abab") == [0, 1, 0, 1], "it can still be used"
@@ -338,11 +431,16 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_its_text(tmp_path: Path, capfd:
 
 
 @pytest.mark.parametrize(("characters", "fits"), [(10, True), (70, True), (71, False)])
-def test_a_text_with_more_characters_than_the_context_can_hold_is_refused(characters: int, fits: bool) -> None:
+def test_a_text_with_more_characters_than_the_context_can_hold_is_refused(
+    characters: int, fits: bool
+) -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.longest_token == len("<|end|>")
     if fits:
         check_characters("x" * characters, 10, tokenizer)
         return
-    with pytest.raises(RequestError, match="71 characters, and 10 tokens of the context hold at most 70; shorten it"):
+    with pytest.raises(
+        RequestError,
+        match="71 characters, and 10 tokens of the context hold at most 70; shorten it",
+    ):
         check_characters("x" * characters, 10, tokenizer)

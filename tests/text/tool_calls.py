@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from orca_jax.text.calls.dialects import ToolParser
-from orca_jax.text.calls.parser import Reasoning, ToolCall, joined
+from orca_jax.text.calls.parts import Reasoning, ToolCall, ToolParser, joined
 
 F, G = "f", "get-weather_2"
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in (F, G)]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in (F, G)
+]
 A, B = ToolCall(F, '{"x": 1}'), ToolCall(G, "{}")
 NAMED = {"type": "function", "function": {"name": F}}
 

@@ -54,7 +54,9 @@ class WatchedPage:
         self.page: Page = self.context.new_page()
         self.faults: list[str] = []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", lambda line: self.faults.append(line.text) if line.type == "error" else None)
+        self.page.on(
+            "console", lambda line: self.faults.append(line.text) if line.type == "error" else None
+        )
 
 
 def count_colors(width: int, height: int) -> str:

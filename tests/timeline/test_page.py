@@ -71,7 +71,9 @@ class Reader(HTMLParser):
 def test_nothing_is_loaded_and_no_other_script_runs(run: Timeline) -> None:
     reader = Reader(html_page(run))
     for tag, attributes in reader.tags:
-        assert not {"src", "href", "style"} & set(attributes), f"{tag} needs the network, or a weaker policy"
+        assert not {"src", "href", "style"} & set(attributes), (
+            f"{tag} needs the network, or a weaker policy"
+        )
         assert not [name for name in attributes if name.startswith("on")]
     assert [each["type"] for each in reader.of("script")] == ["application/json", "module"]
     (policy,) = [each["content"] for each in reader.of("meta") if "http-equiv" in each]
@@ -79,7 +81,9 @@ def test_nothing_is_loaded_and_no_other_script_runs(run: Timeline) -> None:
     rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     data, script = reader.texts["script"]
     (style,) = reader.texts["style"]
-    hashes = [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
+    hashes = [
+        b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
+    ]
     assert [rules["script-src"], rules["style-src"]] == [f"'sha256-{each}'" for each in hashes]
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
     assert not set(data) & set("<>&"), "no tag and no comment can begin in the data"
@@ -89,7 +93,9 @@ def test_nothing_is_loaded_and_no_other_script_runs(run: Timeline) -> None:
 def test_a_reader_without_scripts_has_figures_and_a_table(run: Timeline) -> None:
     reader = Reader(html_page(run))
     assert "needs JavaScript" in " ".join(reader.texts["p"])
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in reader.of("meta")
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in reader.of(
+        "meta"
+    )
     names = [text for text in reader.texts["th"] if text.startswith("#")]
     assert names == ["#0: A", f"#1: {HOSTILE}", "#2: C"]
     cells = reader.texts["td"]
@@ -97,26 +103,45 @@ def test_a_reader_without_scripts_has_figures_and_a_table(run: Timeline) -> None
     first = token_times(run)[0][0] - arrival.at
     assert cells[:6] == ["3", "4", "0.000", f"{first:.3f}", f"{end.at - arrival.at:.3f}", "length"]
     assert reader.texts["dt"][1:3] == ["Time to first token", "Latency of an answer"]
-    assert any(text.startswith("largest of 3: ") for text in reader.texts["dd"]), "no p99 of three requests"
+    assert any(text.startswith("largest of 3: ") for text in reader.texts["dd"]), (
+        "no p99 of three requests"
+    )
     assert any("3 requests, 10 iterations" in text for text in reader.texts["p"])
 
 
 def test_two_timelines_are_beside_each_other(run: Timeline) -> None:
-    config = replace(run.head.config, scheduler="Turns (sha256:ab)", scheduling_policy="Short (sha256:cd)")
+    config = replace(
+        run.head.config, scheduler="Turns (sha256:ab)", scheduling_policy="Short (sha256:cd)"
+    )
     other = replace(run, head=replace(run.head, config=config))
     reader = Reader(html_page(run, other))
     named = [each["id"] for _, each in reader.tags if each.get("id")]
-    assert len(set(named)) == len(named) and [name for name in named if name + "2" in named] == named[: len(named) // 2]
-    described = [each["aria-describedby"] for _, each in reader.tags if each.get("aria-describedby")]
+    assert (
+        len(set(named)) == len(named)
+        and [name for name in named if name + "2" in named] == named[: len(named) // 2]
+    )
+    described = [
+        each["aria-describedby"] for _, each in reader.tags if each.get("aria-describedby")
+    ]
     assert set(described) <= set(named) and len(described) == 4
-    assert reader.texts["title"] == [f"{run.head.config.model}: {run.head.config.scheduler} beside Turns, Short"]
-    assert [each["id"] for each in json.loads(reader.texts["script"][1])["requests"]] == ["A", HOSTILE, "C"]
+    assert reader.texts["title"] == [
+        f"{run.head.config.model}: {run.head.config.scheduler} beside Turns, Short"
+    ]
+    assert [each["id"] for each in json.loads(reader.texts["script"][1])["requests"]] == [
+        "A",
+        HOSTILE,
+        "C",
+    ]
 
 
 def test_more_requests_than_rows(run: Timeline) -> None:
-    many = Timeline(run.head, {n: run.arrivals[0] for n in range(MAX_ROWS + 7)}, run.iterations, run.ends)
+    many = Timeline(
+        run.head, {n: run.arrivals[0] for n in range(MAX_ROWS + 7)}, run.iterations, run.ends
+    )
     text = html_page(many)
-    assert text.count('<tr><th scope="row">') == MAX_ROWS and "The chart has 7 more requests." in text
+    assert (
+        text.count('<tr><th scope="row">') == MAX_ROWS and "The chart has 7 more requests." in text
+    )
 
 
 def decoded(request: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -132,13 +157,24 @@ def test_the_data_by_hand(run: Timeline) -> None:
         ("chunk", 0, 0, 0, 3), ("increment", 1, 1, 3, 1), ("preempted", 2, 3, 0, 0),
         ("chunk", 4, 4, 0, 5), ("increment", 5, 5, 5, 1),
     ]  # fmt: skip
-    assert decoded(third) == [("waiting", 0, 5, 0, 0), ("chunk", 6, 6, 0, 3), ("increment", 7, 9, 3, 3)], "one wait"
-    assert (first["prompt"], first["generated"], first["reason"], first["arrival"]) == (3, 4, "length", 0)
+    assert decoded(third) == [
+        ("waiting", 0, 5, 0, 0),
+        ("chunk", 6, 6, 0, 3),
+        ("increment", 7, 9, 3, 3),
+    ], "one wait"
+    assert (first["prompt"], first["generated"], first["reason"], first["arrival"]) == (
+        3,
+        4,
+        "length",
+        0,
+    )
     iterations = data["iterations"]
     assert iterations["number"] == [each.iteration for each in run.iterations]
     assert iterations["chunk"] == [6, 0, 0, 0, 5, 0, 3, 0, 0, 0] and not any(iterations["repeat"])
     assert iterations["held"][:4] == ["rows", "rows", "pages", "pages"]
-    assert all(begin <= end for begin, end in zip(iterations["begin"], iterations["end"], strict=True))
+    assert all(
+        begin <= end for begin, end in zip(iterations["begin"], iterations["end"], strict=True)
+    )
     assert {len(values) for values in iterations.values()} == {len(run.iterations)}
 
 
@@ -160,18 +196,30 @@ def test_the_bundle_is_one_module() -> None:
     assert not re.search(r"^\s*(import|export)\b", script, re.MULTILINE)
     assert "</" not in script and "<!--" not in script and "innerHTML" not in script
     names = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", script, re.MULTILINE)
-    names += [name for names in re.findall(r"^const \[([^\]]+)\]", script, re.MULTILINE) for name in names.split(", ")]
+    names += [
+        name
+        for names in re.findall(r"^const \[([^\]]+)\]", script, re.MULTILINE)
+        for name in names.split(", ")
+    ]
     assert len(names) > 20 and len(set(names)) == len(names), "a name in two modules"
     for index, module in enumerate(MODULES):
         text = (PAGE_FOLDER / module).read_text(encoding="utf-8")
-        for imported, source in re.findall(r'^import \{([^}]*)\} from "\./([\w.]+)";', text, re.MULTILINE):
+        for imported, source in re.findall(
+            r'^import \{([^}]*)\} from "\./([\w.]+)";', text, re.MULTILINE
+        ):
             assert source in MODULES[:index] and " as " not in imported
 
 
 def test_one_order_and_one_palette_of_schedulers() -> None:
     assert list(SCHEDULERS) == ["request_level", "orca", "chunked"]
     names = ["chunked --overlap", "cells(32)", "orca(32)", "ft(8,8)", "orca(8)"]
-    assert [scheduler_of(name) for name in names] == ["chunked", None, "orca", "request_level", "orca"]
+    assert [scheduler_of(name) for name in names] == [
+        "chunked",
+        None,
+        "orca",
+        "request_level",
+        "orca",
+    ]
     assert in_order(names) == ["ft(8,8)", "orca(32)", "orca(8)", "chunked --overlap", "cells(32)"]
     styles = curve_styles(names)
     assert list(styles) == in_order(names) and len(set(styles.values())) == len(names)
@@ -181,7 +229,9 @@ def test_one_order_and_one_palette_of_schedulers() -> None:
 
 def luminance(color: str) -> float:
     parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -194,7 +244,10 @@ def contrast(one: str, other: str) -> float:
 def test_the_palette_can_be_read(colors: dict[str, str]) -> None:
     assert set(colors) == set(LIGHT)
     for back in ("page", "card"):
-        assert all(contrast(colors[name], colors[back]) >= 4.5 for name in ("text", "muted", "accent", "bad"))
+        assert all(
+            contrast(colors[name], colors[back]) >= 4.5
+            for name in ("text", "muted", "accent", "bad")
+        )
     marks = [name for name in colors if re.fullmatch(r"r\d", name) or name in SCHEDULERS]
     assert min(contrast(colors[name], colors["card"]) for name in (*marks, "idle")) >= 3
     assert all(f"--{name}: {color};" in palette_css() for name, color in colors.items())

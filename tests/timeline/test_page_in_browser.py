@@ -73,7 +73,10 @@ class Opened(WatchedPage):
 
     def __init__(self, browser: "Browser", size: str, file: Path, **options: Any) -> None:
         super().__init__(browser, size, **options)
-        self.page.on("request", lambda call: self.faults.append(call.url) if call.url != file.as_uri() else None)
+        self.page.on(
+            "request",
+            lambda call: self.faults.append(call.url) if call.url != file.as_uri() else None,
+        )
         self.page.goto(file.as_uri())
 
     def text(self, name: str) -> str:
@@ -91,7 +94,9 @@ class Opened(WatchedPage):
 
 
 @pytest.fixture(params=SIZES)
-def opened(request: pytest.FixtureRequest, browser: "Browser", small: Timeline, tmp_path: Path) -> Iterator[Opened]:
+def opened(
+    request: pytest.FixtureRequest, browser: "Browser", small: Timeline, tmp_path: Path
+) -> Iterator[Opened]:
     file = tmp_path / "timeline.html"
     file.write_text(html_page(small), encoding="utf-8")
     opened = Opened(browser, request.param, file)
@@ -105,16 +110,29 @@ COLORS = count_colors(700, 300)
 
 def test_a_cell_has_its_details_by_pointer_touch_and_keys(opened: Opened, small: Timeline) -> None:
     page = opened.page
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
-    assert page.locator("#rows").evaluate(COLORS) > 10 and page.locator("#batch").evaluate(COLORS) > 10
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "the page scrolls sideways"
+    )
+    assert (
+        page.locator("#rows").evaluate(COLORS) > 10 and page.locator("#batch").evaluate(COLORS) > 10
+    )
     opened.choose(50, 70)
-    assert opened.text("cell") == "Request 0, iteration 0: prefill (initiation), 3 tokens from position 0."
-    assert "r0" in opened.text("request") and "3 prompt tokens, 20 generated tokens" in opened.text("request")
+    assert (
+        opened.text("cell")
+        == "Request 0, iteration 0: prefill (initiation), 3 tokens from position 0."
+    )
+    assert "r0" in opened.text("request") and "3 prompt tokens, 20 generated tokens" in opened.text(
+        "request"
+    )
     queue = r"16 tokens, 0 of padding, 1 launch; 4 running, 8 waiting \(the first one for rows\); \d+ pages free"
-    assert re.search(f"Iteration 0 at 0.* s: {queue}; device .* ms, host .* ms", opened.text("iteration"))
+    assert re.search(
+        f"Iteration 0 at 0.* s: {queue}; device .* ms, host .* ms", opened.text("iteration")
+    )
     assert opened.text("batch-text") == "iteration 0: 16 tokens of 4 requests (4 chunks of prefill)"
     (page.tap if opened.is_phone else page.click)("#after")
-    assert opened.text("cell").startswith("Request 0, iteration 1: increment, one generated token at position 3")
+    assert opened.text("cell").startswith(
+        "Request 0, iteration 1: increment, one generated token at position 3"
+    )
     page.focus("#rows")
     for key in ("ArrowDown", "End"):
         page.keyboard.press(key)
@@ -144,7 +162,9 @@ def test_zoom_and_seconds(opened: Opened) -> None:
     assert opened.text("cell").startswith("Request 0, iteration 0: ")
 
 
-def test_a_large_recording_draws_what_is_seen(browser: "Browser", large: Timeline, tmp_path: Path) -> None:
+def test_a_large_recording_draws_what_is_seen(
+    browser: "Browser", large: Timeline, tmp_path: Path
+) -> None:
     file = tmp_path / "large.html"
     file.write_text(html_page(large), encoding="utf-8")
     assert file.stat().st_size < 2_000_000
@@ -153,7 +173,9 @@ def test_a_large_recording_draws_what_is_seen(browser: "Browser", large: Timelin
         canvas.fillRect = function (...all) { window.drawn++; original.apply(this, all); } }"""
     opened.page.evaluate(count)
     for share in (0.2, 0.5, 0.9):
-        opened.frames(f"drawn = 0; const v = document.getElementById('view'); v.scrollLeft = {share} * v.scrollWidth")
+        opened.frames(
+            f"drawn = 0; const v = document.getElementById('view'); v.scrollLeft = {share} * v.scrollWidth"
+        )
         assert 100 < opened.page.evaluate("drawn") < 20_000, "of 2,000,000 cells"
     assert opened.page.locator("#rows").evaluate("canvas => canvas.width") < 3000
     opened.page.click("#fit")
@@ -172,7 +194,10 @@ def test_without_scripts(browser: "Browser", small: Timeline, tmp_path: Path) ->
     assert "needs JavaScript" in opened.page.locator("noscript p").inner_text()
     assert opened.page.get_by_text("Time to first token").is_visible()
     assert opened.page.locator("tbody tr").count() == 12
-    assert not opened.page.locator("#view").is_visible() and not opened.page.locator("#in").is_visible()
+    assert (
+        not opened.page.locator("#view").is_visible()
+        and not opened.page.locator("#in").is_visible()
+    )
     opened.context.close()
 
 

@@ -10,17 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.burst import mixed_burst, run_burst
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
 from orca_jax.llm import LLM
-from orca_jax.request import SamplingParams
 from orca_jax.timeline.palette import KINDS as COLORS
 from orca_jax.timeline.palette import SCHEDULERS
-from orca_jax.timeline.plot import draw_latencies, draw_timelines, save_figure, title
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
+from orca_jax.tools.bench.__main__ import main
+from orca_jax.tools.bench.burst import mixed_burst, run_burst
+from orca_jax.tools.timeline.plot import draw_latencies, draw_timelines, save_figure, title
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
 from tests.timeline.traced import TracedLab
 
 TOY = EngineConfig(model="preset:toy", max_num_seqs=2, progress=False)
@@ -41,7 +41,11 @@ def boxes(axes: Axes) -> dict[str, list[tuple[int, float, float]]]:
     drawn = [each for each in axes.collections if isinstance(each, PolyCollection)]
     return {
         to_hex(each.get_facecolor()[0]): [
-            (round((path.get_extents().y0 + path.get_extents().y1) / 2), path.get_extents().x0, path.get_extents().x1)
+            (
+                round((path.get_extents().y0 + path.get_extents().y1) / 2),
+                path.get_extents().x0,
+                path.get_extents().x1,
+            )
             for path in each.get_paths()
         ]
         for each in drawn
@@ -60,7 +64,10 @@ def test_a_timeline_by_hand(batch: Timeline) -> None:
     assert ends.get_xydata().tolist() == [[3, 1], [3, 2], [4, 3]], "A is delivered with B"
     assert axes.get_title(loc="left") == "Request-level scheduling, as before Orca (request_level)"
     (counts,) = [text.get_text() for text in axes.texts]
-    assert counts.startswith("3 requests, 4 iterations, 0.30 s;") and "longer than the shortest" in counts
+    assert (
+        counts.startswith("3 requests, 4 iterations, 0.30 s;")
+        and "longer than the shortest" in counts
+    )
     assert [label.get_text() for label in axes.get_yticklabels()] == ["#0", "#1", "#2"]
     assert to_hex(axes.spines["left"].get_edgecolor()) == SCHEDULERS["request_level"].color
     assert title(batch, batch).endswith("s: 100% of the iterations and 100% of the time above")
@@ -70,21 +77,29 @@ def test_seconds(batch: Timeline) -> None:
     (axes,) = draw_timelines({"": batch}, "seconds").axes
     origin, last = batch.arrivals[0].at, batch.iterations[-1]
     (chunk,) = [box for box in boxes(axes)[COLORS["chunk"]] if box[0] == 3]
-    assert chunk[1:] == pytest.approx((last.collected - last.device - origin, last.collected - origin))
+    assert chunk[1:] == pytest.approx(
+        (last.collected - last.device - origin, last.collected - origin)
+    )
     (ends,) = axes.lines
-    assert ends.get_xdata().tolist() == pytest.approx([batch.ends[n].at - origin for n in batch.arrivals])
+    assert ends.get_xdata().tolist() == pytest.approx(
+        [batch.ends[n].at - origin for n in batch.arrivals]
+    )
 
 
 def test_the_legend_has_exactly_the_drawn_kinds(batch: Timeline) -> None:
     (legend,) = draw_timelines({"": batch}).legends
     texts = [text.get_text() for text in legend.get_texts()]
-    assert {"prefill (initiation)", "ended, still in the batch"} <= set(texts) and "the answer is delivered" in texts
+    assert {"prefill (initiation)", "ended, still in the batch"} <= set(
+        texts
+    ) and "the answer is delivered" in texts
     assert len(texts) == 5, "no request was preempted or idle"
 
 
 @pytest.mark.parametrize("num_requests", [8, 64])
 def test_no_two_texts_touch(num_requests: int, tmp_path: Path) -> None:
-    figure = draw_timelines(run_burst(TOY, mixed_burst(num_requests, output_tokens=(2, 9)), ["orca"]))
+    figure = draw_timelines(
+        run_burst(TOY, mixed_burst(num_requests, output_tokens=(2, 9)), ["orca"])
+    )
     figure.draw_without_rendering()
     for axes in figure.axes:
         for texts in (axes.get_yticklabels(), axes.get_xticklabels()):
@@ -97,7 +112,9 @@ def test_no_two_texts_touch(num_requests: int, tmp_path: Path) -> None:
 
 def test_latencies_by_hand(batch: Timeline) -> None:
     (axes,) = draw_latencies({"one": batch, "another": batch}).axes
-    expected = [[row, batch.ends[n].at - batch.arrivals[n].at] for row, n in enumerate(batch.arrivals, 1)]
+    expected = [
+        [row, batch.ends[n].at - batch.arrivals[n].at] for row, n in enumerate(batch.arrivals, 1)
+    ]
     assert [line.get_xydata().tolist() for line in axes.lines] == [expected, expected]
     mean = sum(seconds for _, seconds in expected) / 3
     assert axes.get_legend().get_texts()[0].get_text() == f"one (mean {mean:.2f} s)"
@@ -166,7 +183,17 @@ def test_wrong_bursts(given: dict, param: str) -> None:
 
 def test_the_burst_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "out.png"
-    words = ["burst", "--model", "preset:toy", "--num-requests", "6", "--max-num-seqs", "2", "--plot", str(picture)]
+    words = [
+        "burst",
+        "--model",
+        "preset:toy",
+        "--num-requests",
+        "6",
+        "--max-num-seqs",
+        "2",
+        "--plot",
+        str(picture),
+    ]
     assert main(words) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["request_level"]["requests"] == line["orca"]["requests"] == 6
@@ -178,6 +205,19 @@ def test_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "orca_jax.timeline.plot")
-    assert main(["burst", "--model", "preset:toy", "--num-requests", "1", "--plot", str(tmp_path / "out.png")]) == 2
+    monkeypatch.delitem(sys.modules, "orca_jax.tools.timeline.plot")
+    assert (
+        main(
+            [
+                "burst",
+                "--model",
+                "preset:toy",
+                "--num-requests",
+                "1",
+                "--plot",
+                str(tmp_path / "out.png"),
+            ]
+        )
+        == 2
+    )
     assert "pip install 'orca-jax[plot]'" in capsys.readouterr().err

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from orca_jax.bench.replay import replay
-from orca_jax.config import SpeculativeConfig
-from orca_jax.errors import ConfigError
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
 from orca_jax.sim.cost import ALL_TOKENS, LinearCost
-from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures, members, proposals, token_times
+from orca_jax.tools.bench.replay import replay
+from orca_jax.tools.timeline.fit import work_in
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.speculation import SpeculativeConfig
 from tests.sched.drafts.test_scheduler import LIMITS, Oracle
 from tests.timeline.traced import ONE, TracedLab
 
@@ -21,7 +21,9 @@ COST = LinearCost(per_iteration=1.0, per_token=0.01, per_pair=0.0)
 def recorded(speculative: SpeculativeConfig | None) -> tuple[TracedLab, Timeline]:
     lab = TracedLab(max_bs=2, shape=ONE, speculative=speculative)
     if speculative is not None:
-        lab.scheduler.inner = scheduler = SpeculativeScheduler(lab.scheduler.inner, Oracle(), LIMITS, {})
+        lab.scheduler.inner = scheduler = SpeculativeScheduler(
+            lab.scheduler.inner, Oracle(), LIMITS, {}
+        )
         scheduler.is_on = True
     for name in "ABCD":
         lab.add(name, 5, 40)
@@ -39,7 +41,9 @@ def test_a_timeline_has_the_proposals() -> None:
     assert (found["proposed_tokens"], found["accepted_tokens"]) == (proposed, accepted)
     assert [len(times) for times in token_times(run).values()] == [40] * 4
     verified = next(iteration for iteration in run.iterations if iteration.proposed)
-    assert sum(size for _, _, size in members(verified)) == sum(plan_tokens(lab, verified.iteration))
+    assert sum(size for _, _, size in members(verified)) == sum(
+        plan_tokens(lab, verified.iteration)
+    )
     work = work_in(verified, ALL_TOKENS)
     num_proposed = sum(count for _, count in verified.proposed or ())
     assert work.draws == len(verified.increments) + num_proposed

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError
-from orca_jax.request import SamplingParams, Urgency
 from orca_jax.timeline.read import load_timeline
 from orca_jax.timeline.writer import TimelineFile
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams, Urgency
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab
 
@@ -27,14 +27,20 @@ def test_iterations_by_hand() -> None:
         (0, "A", 3, 4),
         (1, "B", 7, 2),
     ]
-    shown = [(i.increments, i.chunks, i.tokens, i.running, i.waiting, i.held, i.free_pages) for i in run.iterations]
+    shown = [
+        (i.increments, i.chunks, i.tokens, i.running, i.waiting, i.held, i.free_pages)
+        for i in run.iterations
+    ]
     assert shown == [
         ([], [(0, 0, 3, True), (1, 0, 1, False)], 4, 2, 0, None, 30),
         ([(0, 3)], [(1, 1, 3, False)], 4, 2, 0, None, 30),
         ([(0, 4)], [(1, 4, 3, True)], 4, 2, 0, None, 28),
         ([(0, 5), (1, 7)], [], 2, 2, 0, None, 28),
     ]
-    assert {n: (end.reason, end.generated) for n, end in run.ends.items()} == {0: ("length", 4), 1: ("length", 2)}
+    assert {n: (end.reason, end.generated) for n, end in run.ends.items()} == {
+        0: ("length", 4),
+        1: ("length", 2),
+    }
 
 
 def test_times_by_hand() -> None:
@@ -43,7 +49,12 @@ def test_times_by_hand() -> None:
     lab.add("A", 3, 2)
     lab.run()
     first, second = lab.timeline.iterations
-    assert (first.selected, first.planned, first.submitted, first.collected) == (0.03, 0.05, 0.06, 0.07)
+    assert (first.selected, first.planned, first.submitted, first.collected) == (
+        0.03,
+        0.05,
+        0.06,
+        0.07,
+    )
     assert first.device == pytest.approx(0.02) and first.update == pytest.approx(0.02)
     assert second.device == pytest.approx(second.collected - second.planned)
 
@@ -58,8 +69,16 @@ def test_overlapping_iterations_share_no_device_time() -> None:
 
 
 HELD = {
-    "rows": ({"max_bs": 1, "shape": ONE._replace(budget=8)}, [("A", 2, 2), ("B", 2, 1)], ["rows", "rows", None]),
-    "budget": ({"max_bs": 3, "shape": ONE._replace(budget=5)}, [("A", 12, 1), ("B", 2, 1)], ["budget", "budget", None]),
+    "rows": (
+        {"max_bs": 1, "shape": ONE._replace(budget=8)},
+        [("A", 2, 2), ("B", 2, 1)],
+        ["rows", "rows", None],
+    ),
+    "budget": (
+        {"max_bs": 3, "shape": ONE._replace(budget=5)},
+        [("A", 12, 1), ("B", 2, 1)],
+        ["budget", "budget", None],
+    ),
     "pages": (
         {"max_bs": 2, "page_size": 2, "shape": ONE._replace(budget=7, num_pages=4)},
         [("A", 6, 2), ("B", 3, 1)],
@@ -119,7 +138,11 @@ def test_aborts() -> None:
 def test_shared_pages_have_equal_numbers() -> None:
     lab = TracedLab(max_bs=1, page_size=2, shape=Shape(depth=1))
     params = SamplingParams(max_tokens=1, temperature=0)
-    for request_id, prompt in {"A": [1, 2, 3, 4, 5], "B": [1, 2, 3, 4, 9], "C": [1, 2, 9, 9, 9]}.items():
+    for request_id, prompt in {
+        "A": [1, 2, 3, 4, 5],
+        "B": [1, 2, 3, 4, 9],
+        "C": [1, 2, 9, 9, 9],
+    }.items():
         lab.engine.add_request(request_id, prompt, params)
         lab.run()
     a, b, c = (lab.timeline.ends[n].pages for n in range(3))
@@ -135,22 +158,33 @@ def test_hashes_are_keyed_by_a_secret_of_the_run() -> None:
         lab = TracedLab(max_bs=1, page_size=2, shape=Shape(depth=1))
         for number in range(2):
             lab.engine.add_request(
-                str(number), [1, 2, 3], SamplingParams(max_tokens=1), urgency=Urgency(tenant="a-secret-key")
+                str(number),
+                [1, 2, 3],
+                SamplingParams(max_tokens=1),
+                urgency=Urgency(tenant="a-secret-key"),
             )
         lab.run()
         runs.append(lab.timeline)
-    (pages, tenant), (other_pages, other_tenant) = ((run.ends[0].pages, run.arrivals[0].tenant) for run in runs)
+    (pages, tenant), (other_pages, other_tenant) = (
+        (run.ends[0].pages, run.arrivals[0].tenant) for run in runs
+    )
     assert set(pages).isdisjoint(other_pages) and tenant != other_tenant
-    assert runs[0].ends[1].pages == pages and runs[0].arrivals[1].tenant == tenant, "equal within a run"
+    assert runs[0].ends[1].pages == pages and runs[0].arrivals[1].tenant == tenant, (
+        "equal within a run"
+    )
     assert hash("a-secret-key") not in (tenant, other_tenant)
-    assert all(-(2**63) <= number < 2**63 for number in (*pages, tenant)), "an integer of 64 bits for other readers"
+    assert all(-(2**63) <= number < 2**63 for number in (*pages, tenant)), (
+        "an integer of 64 bits for other readers"
+    )
 
 
 def traced_toy(path: Path, **settings) -> None:
     config = EngineConfig(model="preset:toy", scheduler="chunked", trace_file=str(path), **settings)
     engine = build_engine(config).engine
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
-    engine.add_request("one", [201, 202, 203, 204], params, urgency=Urgency(priority=3, tenant="a-secret-key"))
+    engine.add_request(
+        "one", [201, 202, 203, 204], params, urgency=Urgency(priority=3, tenant="a-secret-key")
+    )
     engine.add_request("two", [201, 202], params)
     while engine.has_work:
         engine.step()
@@ -170,11 +204,24 @@ def test_the_file_has_neither_ids_nor_names_of_tenants(tmp_path: Path) -> None:
     text = path.read_text()
     arrivals = [line["arrival"] for line in map(json.loads, text.splitlines()) if "arrival" in line]
     assert [set(arrival) for arrival in arrivals] == [
-        {"n", "request_id", "at", "prompt", "max_tokens", "priority", "tenant", "deadline", "predicted"}
+        {
+            "n",
+            "request_id",
+            "at",
+            "prompt",
+            "max_tokens",
+            "priority",
+            "tenant",
+            "deadline",
+            "predicted",
+        }
     ] * 2
     assert [arrival["prompt"] for arrival in arrivals] == [4, 2], "counts, not ids"
     assert "secret" not in text and "201,202" not in text
-    assert isinstance(arrivals[0]["tenant"], int) and arrivals[0]["tenant"] != 0 == arrivals[1]["tenant"]
+    assert (
+        isinstance(arrivals[0]["tenant"], int)
+        and arrivals[0]["tenant"] != 0 == arrivals[1]["tenant"]
+    )
 
 
 def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> None:
@@ -188,7 +235,9 @@ def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> Non
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written") as error:
-        build_engine(EngineConfig(model="preset:toy", trace_file=str(tmp_path / "nowhere" / "trace")))
+        build_engine(
+            EngineConfig(model="preset:toy", trace_file=str(tmp_path / "nowhere" / "trace"))
+        )
     assert error.value.param == "trace_file"
 
 
@@ -199,7 +248,9 @@ def test_a_pipe_would_block_the_engine(tmp_path: Path) -> None:
     assert error.value.param == "trace_file"
 
 
-def test_a_disk_that_fails_later_costs_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_later_costs_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     engine = build_engine(EngineConfig(model="preset:toy", trace_file=str(folder / "trace"))).engine

@@ -4,9 +4,10 @@ from contextlib import ExitStack
 
 import msgspec
 
-from orca_jax.config import CacheConfig, EngineConfig, SchedulerName, SpeculativeConfig
 from orca_jax.timeline.read import Timeline, members, parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
+from orca_jax.values.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.values.speculation import SpeculativeConfig
 from tests.sched.lab import Lab, Shape
 
 ONE = Shape(depth=1, reuses_prefixes=False)
@@ -36,11 +37,17 @@ class TracedLab(Lab):
             speculative_config=speculative,
         )
         num_states = 0 if self.kv.states is None else self.kv.states.num_states
-        cache = CacheConfig(self.kv.groups, self.kv.num_blocks, self.kv.page_size, "float32", num_states=num_states)
+        cache = CacheConfig(
+            self.kv.groups, self.kv.num_blocks, self.kv.page_size, "float32", num_states=num_states
+        )
         budget = shape.budget if shape else 1000
-        head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
+        head = TimelineHeader(
+            TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0
+        )
         self.parts: list[bytes] = []
-        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
+        self.writer = TimelineWriter(
+            head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick
+        )
         self.watching = ExitStack()
         self.watching.enter_context(self.engine.observed_by(self.writer))
 

@@ -27,22 +27,32 @@ class Context(NamedTuple):
 
 
 def change_logits(
-    logits: Float[Array, "B N"], extras: Extras, context: Context, mask: Int[Array, "B W"], shards: VocabularyShards
+    logits: Float[Array, "B N"],
+    extras: Extras,
+    context: Context,
+    mask: Int[Array, "B W"],
+    shards: VocabularyShards,
 ) -> Float[Array, "B N"]:
     """Apply biases, then penalties, then the mask: minus infinity for every token without a bit.
 
     Bit i of a row's mask, counted from the lowest of the first word, stands for token i.
     """
     first = shards.first_column(logits)
-    logits = lax.cond(jnp.any(extras.bias != 0), partial(_add_bias, logits, extras, first), lambda: logits)
+    logits = lax.cond(
+        jnp.any(extras.bias != 0), partial(_add_bias, logits, extras, first), lambda: logits
+    )
     penalised = (extras.presence != 0) | (extras.frequency != 0) | (extras.repetition != 1)
     # Rows without penalties need no counts.
     counted = context._replace(length=jnp.where(penalised, context.length, 0))
-    logits = lax.cond(jnp.any(penalised), partial(_penalise, logits, extras, counted, first), lambda: logits)
+    logits = lax.cond(
+        jnp.any(penalised), partial(_penalise, logits, extras, counted, first), lambda: logits
+    )
     return jnp.where(_allowed(mask, first, logits.shape[1]), logits, -jnp.inf)
 
 
-def _add_bias(logits: Float[Array, "B N"], extras: Extras, first: Int[Array, ""]) -> Float[Array, "B N"]:
+def _add_bias(
+    logits: Float[Array, "B N"], extras: Extras, first: Int[Array, ""]
+) -> Float[Array, "B N"]:
     row = jnp.arange(logits.shape[0])[:, None]
     column = _column(extras.bias_id, first, logits.shape[1])
     return logits.at[row, column].add(extras.bias, mode="drop")
@@ -68,12 +78,14 @@ def _count(
 
     The history is read in strides up to the longest context, so the work is proportional to real lengths.
     """
-    width, longest = context.row.shape[0], context.history.shape[1]
+    width = context.row.shape[0]
+    longest = context.history.shape[1]
     stride = min(_STRIDE, longest)
     place = jnp.arange(width)[:, None]
 
     def count(step: Int[Array, ""], counts: Int[Array, "B 2 N"]) -> Int[Array, "B 2 N"]:
-        start = jnp.minimum(step * stride, longest - stride)  # the last stride overlaps the one before
+        # the last stride overlaps the one before
+        start = jnp.minimum(step * stride, longest - stride)
         ids = lax.dynamic_slice_in_dim(context.history, start, stride, axis=1)[context.row]
         position = start + jnp.arange(stride)
         counts_here = (position >= step * stride) & (position < context.length[:, None])
@@ -92,7 +104,9 @@ def _column(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> 
     return jnp.where((column >= 0) & (column < num_columns), column, num_columns)
 
 
-def _allowed(mask: Int[Array, "B W"], first: Int[Array, ""], num_columns: int) -> Bool[Array, "B N"]:
+def _allowed(
+    mask: Int[Array, "B W"], first: Int[Array, ""], num_columns: int
+) -> Bool[Array, "B N"]:
     """This shard's columns of the mask. A shard begins with a whole word."""
     words = lax.dynamic_slice_in_dim(mask, first // WORD, num_columns // WORD, axis=1)
     bits = (words[:, :, None] >> jnp.arange(WORD, dtype=mask.dtype)) & 1

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.rows import SamplingParameters
 from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
+from orca_jax.values.cache_spec import ceil_div
 
 _WINDOW = 256
 
@@ -93,7 +94,7 @@ class VocabularyShards:
     @property
     def num_blocks(self) -> int:
         """Blocks with tokens, on all shards. Blocks of padding depend on the number of shards and count nowhere."""
-        return -(-self.vocab_size // VOCAB_BLOCK)
+        return ceil_div(self.vocab_size, VOCAB_BLOCK)
 
     @property
     def num_columns(self) -> int:
@@ -113,14 +114,18 @@ class VocabularyShards:
         column = self.first_column(logits) + jnp.arange(logits.shape[1])
         return jnp.where(column < self.vocab_size, logits, -jnp.inf)
 
-    def most_probable(self, logits: Float[Array, "B N"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    def most_probable(
+        self, logits: Float[Array, "B N"]
+    ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
         """The first of the most probable tokens of each row, and its logit."""
         top, column = _first_maximum(logits)
         overall = lax.pmax(top, self.axis)
         token = jnp.where(top == overall, self.first_column(logits) + column, self.vocab_size - 1)
         return lax.pmin(token, self.axis), overall
 
-    def candidates(self, logits: Float[Array, "B N"], count: int) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+    def candidates(
+        self, logits: Float[Array, "B N"], count: int
+    ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
         """The largest values of each row with their tokens, in descending order; among equals the lower token first.
 
         `count` is C, at most `num_columns`.
@@ -129,8 +134,11 @@ class VocabularyShards:
         if lax.axis_size(self.axis) == 1:
             return values, columns
         tokens = self.first_column(logits) + columns
-        values, tokens = (lax.all_gather(each, self.axis, axis=1, tiled=True) for each in (values, tokens))
-        values, indices = lax.top_k(values, count)  # among equals the lower token, since shards are in order
+        values, tokens = (
+            lax.all_gather(each, self.axis, axis=1, tiled=True) for each in (values, tokens)
+        )
+        # among equals the lower token, since shards are in order
+        values, indices = lax.top_k(values, count)
         return values, jnp.take_along_axis(tokens, indices, axis=1)
 
     def block_masses(self, mass: Float[Array, "B N"]) -> Float[Array, "B M"]:
@@ -155,7 +163,10 @@ class VocabularyShards:
 
 
 def choose(
-    logits: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards, kind: Kind = "plain"
+    logits: Float[Array, "B N"],
+    parameters: SamplingParameters,
+    shards: VocabularyShards,
+    kind: Kind = "plain",
 ) -> Int[Array, " B"]:
     """A token for each row, from N of the columns; minus infinity is never drawn."""
     greedy, overall = shards.most_probable(logits)
@@ -182,7 +193,9 @@ class _Filters(NamedTuple):
     least: Float[Array, " B"]  # the least logit over temperature, relative to the largest: min-p
 
 
-def _draw(scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards) -> Int[Array, " B"]:
+def _draw(
+    scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards
+) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
     uniform = _uniforms(parameters)
     most = shards.num_columns
@@ -206,7 +219,9 @@ def _uniforms(parameters: SamplingParameters) -> Float[Array, " B"]:
     return jax.vmap(_uniform)(parameters.seed_high, parameters.seed_low, parameters.position)
 
 
-def _uniform(seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, ""]:
+def _uniform(
+    seed_high: Int[Array, ""], seed_low: Int[Array, ""], position: Int[Array, ""]
+) -> Float[Array, ""]:
     """A number in [0, 1), a function of seed and position alone."""
     words = lax.bitcast_convert_type(jnp.stack([seed_high, seed_low]), jnp.uint32)
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
@@ -227,13 +242,17 @@ def _draw_in_window(
     mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
     upto = _cumulative(mass)
     available = jnp.where(top_k <= window, upto[:, -1], total)
-    kept = jnp.where((upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0)
+    kept = jnp.where(
+        (upto - mass < (top_p * available)[:, None]) & (values >= least[:, None]), mass, 0.0
+    )
     # Three filters may end the choice within the window. The nucleus after a wider top-k is not known here.
     nucleus_known = (top_k == shards.num_columns) | (top_p >= 1)
     # The minimum, not `values[:, -1]`: XLA would merge this slice with the one in top_k and then sort all columns.
     ends = ((upto[:, -1] >= top_p * available) & (top_p < 1)) | (values.min(axis=-1) < least)
     choice = _pick(kept, _cumulative(kept), uniform * kept.sum(axis=-1))
-    return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], (top_k <= window) | (nucleus_known & ends)
+    return jnp.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], (top_k <= window) | (
+        nucleus_known & ends
+    )
 
 
 def _draw_from_all(
@@ -249,7 +268,9 @@ def _draw_from_all(
     rank = _ordered(scaled)
 
     def most_probable() -> Float[Array, "B N"]:
-        least_rank = _threshold(top_k.shape, lambda middle: shards.count(rank >= middle[:, None]) >= top_k)
+        least_rank = _threshold(
+            top_k.shape, lambda middle: shards.count(rank >= middle[:, None]) >= top_k
+        )
         return jnp.where(rank >= least_rank[:, None], mass, 0.0)
 
     kept = lax.cond(jnp.any(is_wide & (top_k < shards.num_columns)), most_probable, lambda: mass)
@@ -291,7 +312,9 @@ def _cumulative(mass: Float[Array, "B N"]) -> Float[Array, "B N"]:
     return jnp.matmul(mass, upto, precision=lax.Precision.HIGHEST)
 
 
-def _pick(mass: Float[Array, "B N"], upto: Float[Array, "B N"], target: Float[Array, " B"]) -> Int[Array, " B"]:
+def _pick(
+    mass: Float[Array, "B N"], upto: Float[Array, "B N"], target: Float[Array, " B"]
+) -> Int[Array, " B"]:
     """The first column with a cumulative mass above the target, or the last column with mass."""
     column = lax.broadcasted_iota(jnp.int32, mass.shape, 1)
     first = jnp.where((mass > 0) & (upto > target[:, None]), column, mass.shape[1]).min(axis=-1)
@@ -305,7 +328,9 @@ def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
     return jnp.where(bits >= 0, bits, bits ^ jnp.int32(0x7FFFFFFF))
 
 
-def _threshold(rows: tuple[int, ...], is_enough: Callable[[Int[Array, " B"]], Bool[Array, " B"]]) -> Int[Array, " B"]:
+def _threshold(
+    rows: tuple[int, ...], is_enough: Callable[[Int[Array, " B"]], Bool[Array, " B"]]
+) -> Int[Array, " B"]:
     """The largest rank of each row for which `is_enough` is true, by bisection of its 32 bits.
 
     `is_enough(rank)` is true if the columns of this rank and above hold enough.

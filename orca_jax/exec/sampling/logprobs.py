@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.exec.sampling.draw import VocabularyShards
-from orca_jax.request import MAX_LOGPROBS, TokenLogprobs
+from orca_jax.values.request import MAX_LOGPROBS, TokenLogprobs
 
 
 class TopLogprobs(NamedTuple):
@@ -19,7 +19,9 @@ class TopLogprobs(NamedTuple):
     logprobs: Float[Array, "B K"]
 
 
-def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: VocabularyShards) -> TopLogprobs:
+def score(
+    logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: VocabularyShards
+) -> TopLogprobs:
     """Log probability and rank of one token of each row, and the most probable tokens, from N of the columns.
 
     Args:
@@ -30,7 +32,9 @@ def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: Vocabul
     _, top = shards.most_probable(logits)
     norm = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))
     column = chosen - shards.first_column(logits)
-    here = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[1] - 1)[:, None], axis=1)[:, 0]
+    here = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[1] - 1)[:, None], axis=1)[
+        :, 0
+    ]
     logit = lax.psum(jnp.where((column >= 0) & (column < logits.shape[1]), here, 0.0), shards.axis)
     better = shards.count(logits > logit[:, None])
     values, ids = shards.candidates(logits, MAX_LOGPROBS)

@@ -22,13 +22,21 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.layers import Weights
 from orca_jax.exec.pack import Kept, VectorLayout
-from orca_jax.exec.rows import EXTRA_COLUMNS, PLAIN_COLUMNS, Column, Extras, RowTable, SamplingParameters
+from orca_jax.exec.rows import (
+    EXTRA_COLUMNS,
+    PLAIN_COLUMNS,
+    Column,
+    Extras,
+    RowTable,
+    SamplingParameters,
+)
 from orca_jax.exec.sampling.adjust import WORD, Context, change_logits
 from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
 from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.request import TokenSet
+from orca_jax.values.platforms import Platform
+from orca_jax.values.request import TokenSet
 
 _LEAST_GROUP = 8  # places drawn at a time, if others are skipped
 _GROUP_SCORES = 2**19  # those of more places, if the vocabulary is small
@@ -54,7 +62,9 @@ def extras_layout(width: int) -> VectorLayout:
 def _layout(names: Sequence[str], columns: Mapping[str, Column], width: int) -> VectorLayout:
     """The layout of some fields. Fields without a column are integers, one for each place."""
     shapes = {name: (width, *(columns[name].shape if name in columns else ())) for name in names}
-    return VectorLayout(shapes, frozenset(name for name, column in columns.items() if column.dtype == np.float32))
+    return VectorLayout(
+        shapes, frozenset(name for name, column in columns.items() if column.dtype == np.float32)
+    )
 
 
 def unpack_draws(layout: VectorLayout, vector: Int32[Array, " N"]) -> Draws:
@@ -68,7 +78,8 @@ def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.i
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
-    view["row"][:number], view["row"][number:] = kept.last_row, rows.num_rows
+    view["row"][:number] = kept.last_row
+    view["row"][number:] = rows.num_rows
     view["position"][:number] = kept.context_len
     for name in PLAIN_COLUMNS:
         view[name][:number] = rows.sampling[name][kept.row]
@@ -91,11 +102,15 @@ def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.
     view = layout.views(vector)
     number = len(kept.members)
     for name, column in EXTRA_COLUMNS.items():
-        view[name][:number], view[name][number:] = rows.sampling[name][kept.row], column.neutral
+        view[name][:number] = rows.sampling[name][kept.row]
+        view[name][number:] = column.neutral
     for place, target in enumerate(kept.targets):
         if target is not None:
-            view["has_target"][place], view["target"][place] = 1, target
-        view["wants_logprobs"][place] = target is not None or rows.logprobs[kept.row[place]] is not None
+            view["has_target"][place] = 1
+            view["target"][place] = target
+        view["wants_logprobs"][place] = (
+            target is not None or rows.logprobs[kept.row[place]] is not None
+        )
     return vector
 
 
@@ -111,7 +126,9 @@ def pack_masks(masks: Sequence[TokenSet | None], width: int, num_columns: int) -
     everything = (1 << num_columns) - 1
     for place, allowed in enumerate(masks):
         if allowed is not None:
-            words[place] = np.frombuffer((allowed & everything).to_bytes(num_columns // 8, "little"), "<i4")
+            words[place] = np.frombuffer(
+                (allowed & everything).to_bytes(num_columns // 8, "little"), "<i4"
+            )
     return words
 
 
@@ -126,13 +143,15 @@ class Drawn(NamedTuple):
     top: TopLogprobs | None = None  # of the full sampler
 
 
-def plain_kinds(platform: str) -> tuple[Kind, ...]:
+def plain_kinds(platform: Platform) -> tuple[Kind, ...]:
     """The kinds of plain samplers for the devices of a platform.
 
     At each branch of a program a GPU waits for its host, and the host waits for all layers before the branch. So the
-    most frequent kinds have no branches on a GPU.
+    most frequent kinds have no branches there.
     """
-    return ("greedy", "unfiltered", "plain") if platform == "gpu" else ("plain",)
+    if platform.waits_at_branches:
+        return ("greedy", "unfiltered", "plain")
+    return ("plain",)
 
 
 def make_plain_sampler(
@@ -158,7 +177,9 @@ def make_plain_sampler(
             draws = unpack_draws(layout, vector)
 
             def draw(logits: Float[Array, "N V"], parameters: SamplingParameters) -> Drawn:
-                return Drawn(*sample(logits, parameters, vocab_size=vocab_size, mesh=mesh, kind=kind))
+                return Drawn(
+                    *sample(logits, parameters, vocab_size=vocab_size, mesh=mesh, kind=kind)
+                )
 
             drawn = _draw(unembed(weights), hidden[:width], draws, draw, draws.parameters)
             return _keep(last_token, draws, drawn), drawn
@@ -170,7 +191,8 @@ def make_full_sampler(
     unembed: Unembed, width: int, vocab_size: int, mesh: Mesh
 ) -> Callable[..., tuple[jax.Array, Drawn]]:
     """Make `(weights, last_token, hidden, draws, history [R, L], extras, mask [B, V / 32]) -> (last_token, drawn)`."""
-    layout, more = draws_layout(width), extras_layout(width)
+    layout = draws_layout(width)
+    more = extras_layout(width)
 
     def full_sampler(
         weights: Weights,
@@ -182,12 +204,17 @@ def make_full_sampler(
         mask: jax.Array,
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
-            draws, extras = unpack_draws(layout, vector), Extras(**more.unpack(extras_vector))
+            draws = unpack_draws(layout, vector)
+            extras = Extras(**more.unpack(extras_vector))
 
-            def draw(logits: Float[Array, "N V"], draws: Draws, extras: Extras, mask: jax.Array) -> Drawn:
+            def draw(
+                logits: Float[Array, "N V"], draws: Draws, extras: Extras, mask: jax.Array
+            ) -> Drawn:
                 parameters = draws.parameters
                 context = Context(history, draws.row, parameters.position)
-                return sample_full(logits, parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
+                return sample_full(
+                    logits, parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh
+                )
 
             drawn = _draw(unembed(weights), hidden[:width], draws, draw, draws, extras, mask)
             return _keep(last_token, draws, drawn), drawn
@@ -239,7 +266,13 @@ def sample_full(
     return drawn
 
 
-def _draw(table: Table, hidden: Float[Array, "B E"], draws: Draws, draw: Callable[..., Drawn], *places: Any) -> Drawn:
+def _draw(
+    table: Table,
+    hidden: Float[Array, "B E"],
+    draws: Draws,
+    draw: Callable[..., Drawn],
+    *places: Any,
+) -> Drawn:
     """Call `draw` with the logits and with `places`, arrays with a value of each place.
 
     If the table can skip vectors, nothing is computed for groups of places that are not in use.
@@ -251,14 +284,22 @@ def _draw(table: Table, hidden: Float[Array, "B E"], draws: Draws, draw: Callabl
     size = min(max(_LEAST_GROUP, _GROUP_SCORES // table.num_rows), len(hidden))
 
     def of_group(start: Int[Array, ""]) -> Drawn:
-        return draw(*jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, size), given))
+        return draw(
+            *jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, size), given)
+        )
 
     def add_group(group: Int[Array, ""], drawn: Drawn) -> Drawn:
         start = group * size  # the last group begins `size` places before the end at the latest
-        return jax.tree.map(partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0), drawn, of_group(start))
+        return jax.tree.map(
+            partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0),
+            drawn,
+            of_group(start),
+        )
 
     shapes = jax.eval_shape(of_group, jnp.int32(0))
-    nothing = jax.tree.map(lambda each: jnp.zeros((len(hidden), *each.shape[1:]), each.dtype), shapes)
+    nothing = jax.tree.map(
+        lambda each: jnp.zeros((len(hidden), *each.shape[1:]), each.dtype), shapes
+    )
     drawn: Drawn = lax.fori_loop(0, (count + size - 1) // size, add_group, nothing)
     return drawn
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import Backend, run_backend
+from orca_jax.kernels.backend import Backend, defaults, run_backend
 from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, KernelForm, Routed
 
 _HERE = "orca_jax.kernels.expert_mlp"
@@ -24,6 +24,12 @@ BACKENDS = (
     Backend("dense", f"{_HERE}.dense"),
 )
 """All run on every platform. A module has `mix_experts`, with the arguments of `expert_mlp`."""
+
+
+def computes_all_experts(platform: str) -> bool:
+    """True if the default of a platform computes every expert for every token, chosen or not."""
+    found = defaults(BACKENDS)
+    return found.get(platform, found[None]).name == "dense"
 
 
 def expert_mlp(

@@ -4,7 +4,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, Routed, one_expert, sort_choices
+from orca_jax.kernels.expert_mlp.parts import (
+    Activate,
+    ExpertKernels,
+    KernelForm,
+    Routed,
+    one_expert,
+    sort_choices,
+)
 
 SMALL, LARGE = 8, 32  # rows of a block
 _MANY = 16  # choices of an expert on average, from which blocks are large
@@ -16,7 +23,11 @@ def block_rows(num_choices: int, num_experts: int) -> int:
 
 
 def mix_experts(
-    x: Float[Array, "T E"], routed: Routed, kernels: ExpertKernels, activation: Activate, form: KernelForm
+    x: Float[Array, "T E"],
+    routed: Routed,
+    kernels: ExpertKernels,
+    activation: Activate,
+    form: KernelForm,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`.
 

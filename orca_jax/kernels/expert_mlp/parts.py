@@ -83,7 +83,8 @@ def one_expert(
     x: Float[Array, "M E"], kernels: ExpertKernels, activation: Activate, form: KernelForm = PLAIN
 ) -> Float[Array, "M E"]:
     """The MLP of one expert on M tokens. Products have the type of the weights and float32 sums."""
-    gate, up = None if kernels.gate is None else form.multiply(x, kernels.gate), form.multiply(x, kernels.up)
+    gate = None if kernels.gate is None else form.multiply(x, kernels.gate)
+    up = form.multiply(x, kernels.up)
     if kernels.biases is None or gate is None:
         return form.multiply(activation(gate, up), kernels.down)
     biases = kernels.biases
@@ -97,19 +98,26 @@ class SortedChoices(NamedTuple):
     place: Int[Array, "T C"]  # of each choice of a token in this order
     sizes: Int[Array, "X"]  # choices of each expert
 
-    def mix(self, results: Float[Array, "A E"], weights: Float[Array, "T C"]) -> Float[Array, "T E"]:
+    def mix(
+        self, results: Float[Array, "A E"], weights: Float[Array, "T C"]
+    ) -> Float[Array, "T E"]:
         """The weighted sums of the tokens' results. `results` has one row for each choice, or more."""
         return jnp.sum(results[self.place] * weights[..., None], axis=1)
 
 
-def sort_choices(chosen: Int[Array, "T C"], num_experts: int, num_rows: Array | None = None) -> SortedChoices:
+def sort_choices(
+    chosen: Int[Array, "T C"], num_experts: int, num_rows: Array | None = None
+) -> SortedChoices:
     """Sort the choices by expert, and those of the same expert by token; with `num_rows`, those of the first tokens."""
     if num_rows is not None:
         chosen = jnp.where(jnp.arange(len(chosen))[:, None] < num_rows, chosen, num_experts)
     flat = chosen.ravel().astype(jnp.int32)
     size = flat.shape[0]
     index = jnp.arange(size, dtype=jnp.int32)
-    order = jax.lax.sort(flat * size + index) % size  # one array of unique keys sorts faster than a pair of arrays
+    # one array of unique keys sorts faster than a pair of arrays
+    order = jax.lax.sort(flat * size + index) % size
     place = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
-    count = jnp.sum(flat[:, None] == jnp.arange(num_experts, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+    count = jnp.sum(
+        flat[:, None] == jnp.arange(num_experts, dtype=jnp.int32), axis=0, dtype=jnp.int32
+    )
     return SortedChoices(order // chosen.shape[1], place.reshape(chosen.shape), count)

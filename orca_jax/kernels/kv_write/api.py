@@ -49,9 +49,13 @@ def write_kv(
     Raises:
         NotImplementedError: the implementation does not exist, or cannot write these pages.
     """
-    assert (v is None) == (isinstance(pages, HeadMajorPages) and pages.v is None), "values, or pages without them"
+    assert (v is None) == (isinstance(pages, HeadMajorPages) and pages.v is None), (
+        "values, or pages without them"
+    )
     if implementation is None:
-        module = next(each for row in BACKENDS if row.is_plain and (each := row.load()).refusal(pages) is None)
+        module = next(
+            each for row in BACKENDS if row.is_plain and (each := row.load()).refusal(pages) is None
+        )
     else:
         module = known_backend("write_kv", BACKENDS, implementation).load()
         if (reason := module.refusal(pages)) is not None:

@@ -21,7 +21,8 @@ def write(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays)
     new = stored_tokens(pages, k, v)
 
     def increment(row: jax.Array, pools: list[Array]) -> list[Array]:
-        page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size
+        page = page_table[row, (context_len[row] - 1) // size]
+        slot = (context_len[row] - 1) % size
 
         def put(pool: Array, tokens: Array) -> Array:
             token = lax.dynamic_index_in_dim(tokens, query_start[row])[..., None]
@@ -36,7 +37,8 @@ def write(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays)
     padded = [jnp.pad(tokens, [(size, size), *[(0, 0)] * (tokens.ndim - 1)]) for tokens in new]
 
     def chunk(row: jax.Array, pools: list[Array]) -> list[Array]:
-        first, end = context_len[row] - query_len[row], context_len[row]
+        first = context_len[row] - query_len[row]
+        end = context_len[row]
 
         def merge_page(index: jax.Array, pools: list[Array]) -> list[Array]:
             position = index * size + jnp.arange(size, dtype=jnp.int32)
@@ -47,7 +49,9 @@ def write(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays)
             def merge(pool: Array, tokens: Array) -> Array:
                 of_page = jnp.moveaxis(lax.dynamic_slice_in_dim(tokens, start, size), 0, -1)
                 old = lax.dynamic_index_in_dim(pool, page, keepdims=False)
-                return lax.dynamic_update_index_in_dim(pool, jnp.where(is_new, of_page, old), page, axis=0)
+                return lax.dynamic_update_index_in_dim(
+                    pool, jnp.where(is_new, of_page, old), page, axis=0
+                )
 
             return [merge(pool, tokens) for pool, tokens in zip(pools, padded, strict=True)]
 

@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, read_page, stored_tokens, write_pages
+from orca_jax.kernels.kv_pages import (
+    HeadMajorPages,
+    KVPages,
+    RowArrays,
+    read_page,
+    stored_tokens,
+    write_pages,
+)
 from orca_jax.kernels.kv_write.pieces import cut
 
 
@@ -37,22 +44,32 @@ def write(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVP
         merged.append(jnp.where(is_new[:, None, None], tokens, kept))
         least.append(jnp.where(has_old, pages.scale[pieces.page, 0, part::2], 0.0))
     piece = jnp.arange(pieces.page.shape[0], dtype=jnp.int32)
-    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)  # unique, like all other pages
+    # unique, like all other pages
+    page = jnp.where(piece < count, pieces.page, pages.kv.shape[0] + piece)
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
-def _head_major(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays) -> HeadMajorPages:
+def _head_major(
+    pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays
+) -> HeadMajorPages:
     count, pieces = cut(pages.page_size, k.shape[0], requests)
-    slot, piece = (jnp.arange(size, dtype=jnp.int32) for size in (pages.page_size, pieces.page.shape[0]))
+    slot, piece = (
+        jnp.arange(size, dtype=jnp.int32) for size in (pages.page_size, pieces.page.shape[0])
+    )
     token = jnp.clip(pieces.token[:, None] + slot, 0, k.shape[0] - 1)  # [M, S]
     is_new = (slot >= pieces.begin[:, None]) & (slot < pieces.end[:, None])
-    page = jnp.where(piece < count, pieces.page, pages.k.shape[0] + piece)  # unique, like all other pages
+    # unique, like all other pages
+    page = jnp.where(piece < count, pieces.page, pages.k.shape[0] + piece)
 
     def put(pool: Array, tokens: Array) -> Array:
         new = jnp.moveaxis(tokens[token], 1, -1)  # [M, K, (D,) S]
-        merged = jnp.where(is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[pieces.page])
+        merged = jnp.where(
+            is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[pieces.page]
+        )
         return pool.at[page].set(merged, mode="drop", unique_indices=True)
 
     pools, structure = jax.tree.flatten(pages)
-    written = [put(pool, tokens) for pool, tokens in zip(pools, stored_tokens(pages, k, v), strict=True)]
+    written = [
+        put(pool, tokens) for pool, tokens in zip(pools, stored_tokens(pages, k, v), strict=True)
+    ]
     return jax.tree.unflatten(structure, written)

@@ -36,12 +36,16 @@ def cut(page_size: int, num_tokens: int, requests: RowArrays) -> tuple[Int[Array
         requests: the requests; `query_len` is 0 for rows without tokens to write.
     """
     page_table, query_start, query_len, context_len = requests
-    first, rows = context_len - query_len, query_len.shape[0]
-    count = jnp.where(query_len > 0, (context_len + page_size - 1) // page_size - first // page_size, 0)
+    first = context_len - query_len
+    rows = query_len.shape[0]
+    count = jnp.where(
+        query_len > 0, (context_len + page_size - 1) // page_size - first // page_size, 0
+    )
     # Each piece has a token at least. A request fills some pages, and begins and ends in two others.
     most = min(num_tokens, num_tokens // page_size + 2 * min(rows, num_tokens))
     row, of_row, _, total = lay_out(count, most)
-    index = jnp.clip(first[row] // page_size + of_row, 0, page_table.shape[1] - 1)  # clipped for invalid pieces
+    # clipped for invalid pieces
+    index = jnp.clip(first[row] // page_size + of_row, 0, page_table.shape[1] - 1)
     start = index * page_size
     pieces = PagePieces(
         page_table[row, index],

@@ -9,7 +9,9 @@ from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, TokenM
 
 def refusal(pages: KVPages) -> str | None:
     """The reason why these pages cannot be written, or None if they can."""
-    return "writes pages that are not quantised; 'blocks' and 'pages' write all" if pages.is_quantised else None
+    if pages.is_quantised:
+        return "writes pages that are not quantised; 'blocks' and 'pages' write all"
+    return None
 
 
 def write(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
@@ -28,7 +30,9 @@ def write(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVP
 
     if isinstance(pages, TokenMajorPages):
         assert v is not None, "token-major pages have values"
-        return TokenMajorPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
+        return TokenMajorPages(
+            pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True)
+        )
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)

@@ -27,7 +27,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, lack_of_tiles, slots, tile_tokens
+from orca_jax.kernels.kv_pages import (
+    KVPages,
+    RowArrays,
+    TokenMajorPages,
+    lack_of_tiles,
+    slots,
+    tile_tokens,
+)
 from orca_jax.kernels.kv_write import scatter
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
@@ -60,14 +67,17 @@ def write_chunks(
     Returns:
         The updated pages.
     """
-    size, group = pages.page_size, tile_tokens(pages.dtype)
-    anywhere, width = pl.BlockSpec(memory_space=pl.ANY), new.shape[1]
+    size = pages.page_size
+    group = tile_tokens(pages.dtype)
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    width = new.shape[1]
     semaphores = pltpu.SemaphoreType.DMA((2,))
     run = pl.pallas_call(
         partial(_kernel, group=group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=6,
-            grid=(jnp.maximum(count, 1),),  # zero programs must not run: most iterations have no pieces
+            # zero programs must not run: most iterations have no pieces
+            grid=(jnp.maximum(count, 1),),
             in_specs=[anywhere, anywhere],
             out_specs=anywhere,
             scratch_shapes=[
@@ -79,7 +89,9 @@ def write_chunks(
         ),
         out_shape=jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype),
         input_output_aliases={7: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT
+        ),
         name="write_chunks",
         interpret=interpret,
     )
@@ -92,10 +104,15 @@ def write_chunks(
 class _ChunkTransfers:
     """The transfers of one piece at a time; pieces alternate between the two buffers."""
 
-    def __init__(self, pieces: PagePieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int) -> None:
-        self.pieces, self.group = pieces, group
+    def __init__(
+        self, pieces: PagePieces, arrays: tuple[Any, Any], buffers: tuple[Any, ...], group: int
+    ) -> None:
+        self.pieces = pieces
+        self.group = group
         self.new, self.kv = arrays
-        self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = buffers
+        self.new_buf, self.old_buf, self.page_buf, self.new_sem, self.old_sem, self.page_sem = (
+            buffers
+        )
 
     def token(self, piece: jax.Array) -> jax.Array:
         """Index, in the padded new tokens, of the token for slot 0."""
@@ -107,7 +124,9 @@ class _ChunkTransfers:
             return pl.multiple_of(x // self.group * self.group, self.group)
 
         tokens = self.new.at[pl.ds(down(self.token(piece)), self.new_buf.shape[1])]
-        before = self.kv.at[self.pieces.page_of(piece), pl.ds(down(self.pieces.begin[piece]), self.group)]
+        before = self.kv.at[
+            self.pieces.page_of(piece), pl.ds(down(self.pieces.begin[piece]), self.group)
+        ]
         return [
             pltpu.make_async_copy(tokens, self.new_buf.at[buffer], self.new_sem.at[buffer]),
             pltpu.make_async_copy(before, self.old_buf.at[buffer], self.old_sem.at[buffer]),
@@ -127,7 +146,9 @@ class _ChunkTransfers:
         """The transfer of a finished group to its page."""
         slots = pl.ds(pl.multiple_of(index * self.group, self.group), self.group)
         there = self.kv.at[self.pieces.page_of(piece), slots]
-        return pltpu.make_async_copy(self.page_buf.at[buffer, slots], there, self.page_sem.at[buffer])
+        return pltpu.make_async_copy(
+            self.page_buf.at[buffer, slots], there, self.page_sem.at[buffer]
+        )
 
     def groups(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) group of a piece."""
@@ -135,7 +156,9 @@ class _ChunkTransfers:
 
     def stored(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Wait until all groups of a piece are written."""
-        lax.fori_loop(*self.groups(piece), lambda index, _: self.store(piece, buffer, index).wait(), None)
+        lax.fori_loop(
+            *self.groups(piece), lambda index, _: self.store(piece, buffer, index).wait(), None
+        )
 
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
@@ -162,7 +185,9 @@ def _write_piece(piece: jax.Array, count: Any, *refs: Any, group: int) -> None:
         moved = pltpu.roll(two, turns, 0)[:group]
         slot = at + lax.broadcasted_iota(jnp.int32, moved.shape, 0)
         kept = old_buf[buffer].astype(jnp.float32)
-        page_buf[buffer, pl.ds(at, group)] = jnp.where(slot < pieces.begin[piece], kept, moved).astype(page_buf.dtype)
+        page_buf[buffer, pl.ds(at, group)] = jnp.where(
+            slot < pieces.begin[piece], kept, moved
+        ).astype(page_buf.dtype)
         transfers.store(piece, buffer, index).start()
 
     lax.fori_loop(*transfers.groups(piece), write, None)
@@ -176,7 +201,8 @@ def _write_piece(piece: jax.Array, count: Any, *refs: Any, group: int) -> None:
 def write(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
     assert isinstance(pages, TokenMajorPages), "refusal accepts token-major pages only"
-    num_tokens, query_len = k.shape[0], requests.query_len
+    num_tokens = k.shape[0]
+    query_len = requests.query_len
     if pages.is_quantised:
         pieces = cut(pages.page_size, num_tokens, requests)
         return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
@@ -187,4 +213,6 @@ def write(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
         return scattered
     assert isinstance(scattered, TokenMajorPages), "scatter keeps the layout"
     chunks = requests._replace(query_len=jnp.where(query_len > 1, query_len, 0))
-    return write_chunks(scattered, slots(k, v, pages.dtype), *cut(pages.page_size, num_tokens, chunks))
+    return write_chunks(
+        scattered, slots(k, v, pages.dtype), *cut(pages.page_size, num_tokens, chunks)
+    )

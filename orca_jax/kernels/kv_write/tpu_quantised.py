@@ -35,7 +35,8 @@ from orca_jax.kernels.kv_pages import TokenMajorPages, largest_stored, scales_of
 from orca_jax.kernels.kv_write.pieces import PagePieces
 
 _GROUP = 32  # tokens in a group, the unit in which pages are read and written
-_TILE = 16  # tokens in the unit in which `new` is read: whole register tiles of bfloat16 and of float32
+# tokens in the unit in which `new` is read: whole register tiles of bfloat16 and of float32
+_TILE = 16
 _SUBLANES = 8
 _BUFFER_BYTES = 16 << 20  # VMEM for the buffers of several pieces
 _VMEM_LIMIT = 48 << 20
@@ -64,9 +65,13 @@ def write_quantised(
         The updated pages.
     """
     assert pages.scale is not None, "quantised pages have scales"
-    size, width, scales = pages.page_size, new.shape[1], pages.scale.shape[1:]
+    size = pages.page_size
+    width = new.shape[1]
+    scales = pages.scale.shape[1:]
     new = jnp.pad(new, ((0, -new.shape[0] % _TILE), (0, 0)))
-    buffers = _num_buffers((size + _TILE) * width * new.dtype.itemsize + (size + _GROUP + 8) * width)
+    buffers = _num_buffers(
+        (size + _TILE) * width * new.dtype.itemsize + (size + _GROUP + 8) * width
+    )
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     run = pl.pallas_call(
         partial(_kernel, head_dim=head_dim),
@@ -89,7 +94,9 @@ def write_quantised(
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pages.kv, pages.scale)],
         input_output_aliases={7: 0, 8: 1},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT
+        ),
         name="write_quantised",
         interpret=interpret,
     )
@@ -109,22 +116,35 @@ def _num_buffers(size: int) -> int:
 class _QuantisedTransfers:
     """The transfers of one piece at a time; pieces take the buffers in turn."""
 
-    def __init__(self, pieces: PagePieces, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any) -> None:
+    def __init__(
+        self, pieces: PagePieces, arrays: tuple[Any, ...], buffers: tuple[Any, ...], first: Any
+    ) -> None:
         self.pieces = pieces
         self.new, self.kv, self.scale = arrays
         self.new_buf, self.old_buf, self.old_scale, self.page_buf, self.new_scale = buffers[:5]
-        self.new_sem, self.old_sem, self.old_scale_sem, self.page_sem, self.new_scale_sem, self.before_sem = buffers[5:]
+        (
+            self.new_sem,
+            self.old_sem,
+            self.old_scale_sem,
+            self.page_sem,
+            self.new_scale_sem,
+            self.before_sem,
+        ) = buffers[5:]
         self.first = first  # first group that the piece in each buffer writes
 
     def tiles(self, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) tile of `new` with tokens of a piece."""
         token = self.pieces.token[piece]
-        return (token + self.pieces.begin[piece]) // _TILE, pl.cdiv(token + self.pieces.end[piece], _TILE)
+        return (token + self.pieces.begin[piece]) // _TILE, pl.cdiv(
+            token + self.pieces.end[piece], _TILE
+        )
 
     def _tile(self, piece: jax.Array, buffer: jax.Array, tile: jax.Array) -> Any:
         rows = pl.ds(_aligned(tile * _TILE, _TILE), _TILE)
         there = pl.ds(_aligned((tile - self.tiles(piece)[0]) * _TILE, _TILE), _TILE)
-        return pltpu.make_async_copy(self.new.at[rows], self.new_buf.at[buffer, there], self.new_sem.at[buffer])
+        return pltpu.make_async_copy(
+            self.new.at[rows], self.new_buf.at[buffer, there], self.new_sem.at[buffer]
+        )
 
     def _old(self, piece: jax.Array, buffer: jax.Array) -> list[Any]:
         """The transfers from a page with old tokens: the group of the piece's first slot, and the scales."""
@@ -132,12 +152,16 @@ class _QuantisedTransfers:
         group = self.kv.at[page, _group_slots(self.pieces.begin[piece] // _GROUP)]
         return [
             pltpu.make_async_copy(group, self.old_buf.at[buffer], self.old_sem.at[buffer]),
-            pltpu.make_async_copy(self.scale.at[page], self.old_scale.at[buffer], self.old_scale_sem.at[buffer]),
+            pltpu.make_async_copy(
+                self.scale.at[page], self.old_scale.at[buffer], self.old_scale_sem.at[buffer]
+            ),
         ]
 
     def load(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Start to read a piece's new tokens and, if the page has old ones, the first slot's group and the scales."""
-        lax.fori_loop(*self.tiles(piece), lambda tile, _: self._tile(piece, buffer, tile).start(), None)
+        lax.fori_loop(
+            *self.tiles(piece), lambda tile, _: self._tile(piece, buffer, tile).start(), None
+        )
 
         @pl.when(self.pieces.begin[piece] > 0)
         def old() -> None:
@@ -146,7 +170,9 @@ class _QuantisedTransfers:
 
     def loaded(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Wait for the transfers of `load`."""
-        lax.fori_loop(*self.tiles(piece), lambda tile, _: self._tile(piece, buffer, tile).wait(), None)
+        lax.fori_loop(
+            *self.tiles(piece), lambda tile, _: self._tile(piece, buffer, tile).wait(), None
+        )
 
         @pl.when(self.pieces.begin[piece] > 0)
         def old() -> None:
@@ -155,15 +181,25 @@ class _QuantisedTransfers:
 
     def _before(self, piece: jax.Array, buffer: jax.Array, index: jax.Array) -> Any:
         there = self.kv.at[self.pieces.page_of(piece), _group_slots(index)]
-        return pltpu.make_async_copy(there, self.page_buf.at[buffer, _group_slots(index)], self.before_sem.at[buffer])
+        return pltpu.make_async_copy(
+            there, self.page_buf.at[buffer, _group_slots(index)], self.before_sem.at[buffer]
+        )
 
     def load_before(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Start to read the groups before a piece, to quantise them again."""
-        lax.fori_loop(*self.before(piece, buffer), lambda index, _: self._before(piece, buffer, index).start(), None)
+        lax.fori_loop(
+            *self.before(piece, buffer),
+            lambda index, _: self._before(piece, buffer, index).start(),
+            None,
+        )
 
     def loaded_before(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Wait for these groups. They are read into `page_buf`, and written back from there."""
-        lax.fori_loop(*self.before(piece, buffer), lambda index, _: self._before(piece, buffer, index).wait(), None)
+        lax.fori_loop(
+            *self.before(piece, buffer),
+            lambda index, _: self._before(piece, buffer, index).wait(),
+            None,
+        )
 
     def before(self, piece: jax.Array, buffer: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) group before a piece to quantise again; none if no scale has grown."""
@@ -172,12 +208,16 @@ class _QuantisedTransfers:
     def store(self, piece: jax.Array, buffer: jax.Array, index: jax.Array) -> Any:
         """The transfer of a finished group to its page."""
         there = self.kv.at[self.pieces.page_of(piece), _group_slots(index)]
-        return pltpu.make_async_copy(self.page_buf.at[buffer, _group_slots(index)], there, self.page_sem.at[buffer])
+        return pltpu.make_async_copy(
+            self.page_buf.at[buffer, _group_slots(index)], there, self.page_sem.at[buffer]
+        )
 
     def store_scales(self, piece: jax.Array, buffer: jax.Array) -> Any:
         """The transfer of the new scales."""
         there = self.scale.at[self.pieces.page_of(piece)]
-        return pltpu.make_async_copy(self.new_scale.at[buffer], there, self.new_scale_sem.at[buffer])
+        return pltpu.make_async_copy(
+            self.new_scale.at[buffer], there, self.new_scale_sem.at[buffer]
+        )
 
     def stored(self, piece: jax.Array, buffer: jax.Array) -> None:
         """Wait until all groups of a piece and its scales are written."""
@@ -201,7 +241,8 @@ def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
     pieces, (new, _, _, kv, scale) = PagePieces(*refs[:5]), refs[5:10]
     buffers, (tokens, spread, first) = refs[10:21], refs[21:]
     transfers = _QuantisedTransfers(pieces, (new, kv, scale), buffers, first)
-    num_buffers, piece = first.shape[0], pl.program_id(0)
+    num_buffers = first.shape[0]
+    piece = pl.program_id(0)
     lag = num_buffers // 2
 
     def of(piece: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -209,9 +250,13 @@ def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
 
     @pl.when(piece == 0)
     def begin() -> None:
-        lax.fori_loop(0, jnp.minimum(num_buffers - 1, count[0]), lambda i, _: transfers.load(i, i), None)
+        lax.fori_loop(
+            0, jnp.minimum(num_buffers - 1, count[0]), lambda i, _: transfers.load(i, i), None
+        )
 
-    pl.when(piece + num_buffers - 1 < count[0])(lambda: transfers.load(*of(piece + num_buffers - 1)))
+    pl.when(piece + num_buffers - 1 < count[0])(
+        lambda: transfers.load(*of(piece + num_buffers - 1))
+    )
     transfers.loaded(*of(piece))
     pl.when(piece >= num_buffers)(lambda: transfers.stored(*of(piece - num_buffers)))
     _write(transfers, tokens, spread, *of(piece), head_dim)
@@ -227,10 +272,16 @@ def _kernel(count: Any, *refs: Any, head_dim: int) -> None:
 
 
 def _write(
-    transfers: _QuantisedTransfers, tokens: Any, spread: Any, piece: jax.Array, buffer: jax.Array, head_dim: int
+    transfers: _QuantisedTransfers,
+    tokens: Any,
+    spread: Any,
+    piece: jax.Array,
+    buffer: jax.Array,
+    head_dim: int,
 ) -> None:
     """Write the scales and groups of a piece; if a scale has grown, start to read the groups before it."""
-    begin, end = transfers.pieces.begin[piece], transfers.pieces.end[piece]
+    begin = transfers.pieces.begin[piece]
+    end = transfers.pieces.end[piece]
     largest = _of_heads(_read_tokens(transfers, tokens, piece, buffer), head_dim)
     before = jnp.where(begin > 0, transfers.old_scale[buffer], 0.0)
     after = scales_of(largest, before, transfers.page_buf.dtype)
@@ -250,12 +301,16 @@ def _write(
     lax.fori_loop(begin // _GROUP, pl.cdiv(end, _GROUP), write, None)
 
 
-def _write_before(transfers: _QuantisedTransfers, spread: Any, piece: jax.Array, buffer: jax.Array) -> None:
+def _write_before(
+    transfers: _QuantisedTransfers, spread: Any, piece: jax.Array, buffer: jax.Array
+) -> None:
     """Quantise the groups before a piece again with its new scales, and write them."""
     transfers.loaded_before(piece, buffer)
 
     def write(index: jax.Array, _: None) -> None:
-        values = transfers.page_buf[buffer, _group_slots(index)].astype(jnp.float32) * spread[buffer, :1]
+        values = (
+            transfers.page_buf[buffer, _group_slots(index)].astype(jnp.float32) * spread[buffer, :1]
+        )
         _put(transfers, spread, piece, buffer, index, values)
 
     lax.fori_loop(*transfers.before(piece, buffer), write, None)
@@ -270,13 +325,19 @@ def _put(
     values: jax.Array,
 ) -> None:
     """Quantise a group, and write it."""
-    transfers.page_buf[buffer, _group_slots(index)] = _stored(values / spread[buffer, 1:], transfers.page_buf.dtype)
+    transfers.page_buf[buffer, _group_slots(index)] = _stored(
+        values / spread[buffer, 1:], transfers.page_buf.dtype
+    )
     transfers.store(piece, buffer, index).start()
 
 
 def _lead(transfers: _QuantisedTransfers, piece: jax.Array) -> jax.Array:
     """Number of other pieces' tokens read before the piece's own."""
-    return transfers.pieces.token[piece] + transfers.pieces.begin[piece] - transfers.tiles(piece)[0] * _TILE
+    return (
+        transfers.pieces.token[piece]
+        + transfers.pieces.begin[piece]
+        - transfers.tiles(piece)[0] * _TILE
+    )
 
 
 def _read_tokens(
@@ -290,9 +351,15 @@ def _read_tokens(
     count = pieces.end[piece] - pieces.begin[piece]
 
     def of_tile(tile: jax.Array, found: jax.Array) -> jax.Array:
-        values = transfers.new_buf[buffer, pl.ds(_aligned(tile * _TILE, _TILE), _TILE)].astype(jnp.float32)
+        values = transfers.new_buf[buffer, pl.ds(_aligned(tile * _TILE, _TILE), _TILE)].astype(
+            jnp.float32
+        )
         tokens[pl.ds(_aligned(_GROUP + tile * _TILE, _TILE), _TILE)] = values
-        index = tile * _TILE - _lead(transfers, piece) + lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        index = (
+            tile * _TILE
+            - _lead(transfers, piece)
+            + lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        )
         values = jnp.where((index >= 0) & (index < count), jnp.abs(values), 0.0)
         return jnp.maximum(found, jnp.maximum(values[:_SUBLANES], values[_SUBLANES:]))
 
@@ -334,4 +401,6 @@ def _of_heads(lanes: Float[Array, "8 W"], head_dim: int) -> Float[Array, "1 part
 def _over_lanes(lines: Float[Array, "2 parts"], head_dim: int) -> Float[Array, "2 W"]:
     """Repeat the value of each head's K and V in all their lanes."""
     columns = [lines[:, i : i + 1] for i in range(lines.shape[1])]
-    return jnp.concatenate([jnp.broadcast_to(column, (lines.shape[0], head_dim)) for column in columns], axis=1)
+    return jnp.concatenate(
+        [jnp.broadcast_to(column, (lines.shape[0], head_dim)) for column in columns], axis=1
+    )

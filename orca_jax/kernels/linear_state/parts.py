@@ -11,5 +11,7 @@ class LinearTokens(NamedTuple):
     q: Float[Array, "T H K"]
     k: Float[Array, "T H K"]
     v: Float[Array, "T H V"]
-    decay: Float[Array, "T H"]  # the logarithm of what remains of the state before the token, at most 0
-    beta: Float[Array, "T H"] | None = None  # the share of a value that is replaced; None: values are added
+    # the logarithm of what remains of the state before the token, at most 0
+    decay: Float[Array, "T H"]
+    # the share of a value that is replaced; None: values are added
+    beta: Float[Array, "T H"] | None = None

@@ -14,15 +14,22 @@ def attend(
     """The oracle of `linear_state`."""
     place = token_rows(rows, tokens.q.shape[0])
 
-    def step(held: Float[Array, "R H K V"], inputs: tuple[LinearTokens, Array, Array]) -> tuple[Array, Array]:
+    def step(
+        held: Float[Array, "R H K V"], inputs: tuple[LinearTokens, Array, Array]
+    ) -> tuple[Array, Array]:
         token, row, is_present = inputs
-        state, new = jnp.exp(token.decay)[:, None, None] * held[row], token.v
+        state = jnp.exp(token.decay)[:, None, None] * held[row]
+        new = token.v
         if token.beta is not None:
             new = token.beta[:, None] * (new - jnp.sum(token.k[:, :, None] * state, axis=1))
         state = state + token.k[:, :, None] * new[:, None, :]
         out = jnp.sum(token.q[:, :, None] * state, axis=1)
         return jnp.where(is_present, held.at[row].set(state), held), jnp.where(is_present, out, 0)
 
-    inputs = jax.tree.map(lambda each: each.astype(jnp.float32), tokens), place.row, place.is_present
+    inputs = (
+        jax.tree.map(lambda each: each.astype(jnp.float32), tokens),
+        place.row,
+        place.is_present,
+    )
     held, out = jax.lax.scan(step, states_before(states, rows).astype(jnp.float32), inputs)
     return out, write_states(states, rows, held)

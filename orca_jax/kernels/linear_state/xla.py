@@ -28,7 +28,8 @@ def attend(
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The results of single tokens, then those of chunks; see `linear_state`."""
     num_tokens = tokens.q.shape[0]
-    heads = jax.tree.map(lambda each: each.astype(jnp.float32).swapaxes(0, 1), tokens)  # [H, T, ...]
+    # [H, T, ...]
+    heads = jax.tree.map(lambda each: each.astype(jnp.float32).swapaxes(0, 1), tokens)
     out, states = _single_tokens(heads, states, rows)
     if num_tokens > 1:
         out, states = _chunks(heads, states, rows, out)
@@ -43,7 +44,10 @@ def _single_tokens(
     num_tokens = heads.q.shape[1]
     rows = StateRows(*(each[:num_tokens] for each in rows))
     is_single = rows.query_len == 1
-    token = jax.tree.map(lambda each: each.at[:, rows.query_start].get(mode="clip").swapaxes(0, 1), heads)  # [R, H, ..]
+    # [R, H, ..]
+    token = jax.tree.map(
+        lambda each: each.at[:, rows.query_start].get(mode="clip").swapaxes(0, 1), heads
+    )
     state = jnp.exp(token.decay)[..., None, None] * states_before(states, rows).astype(jnp.float32)
     new = token.v
     if token.beta is not None:
@@ -56,22 +60,31 @@ def _single_tokens(
 
 
 def _chunks(
-    heads: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows, out: Float[Array, "H T V"]
+    heads: LinearTokens,
+    states: Float[Array, "N H K V"],
+    rows: StateRows,
+    out: Float[Array, "H T V"],
 ) -> tuple[Float[Array, "H T V"], Float[Array, "N H K V"]]:
     """The results of the requests with several tokens, added to `out`."""
     num_tokens = heads.q.shape[1]
     size = min(CHUNK, num_tokens)
     count = jnp.where(rows.query_len > 1, -(-rows.query_len // size), 0)
     items = lay_out(count, num_tokens // size + rows.query_len.shape[0])
-    heads, out = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, size), *((0, 0),) * (x.ndim - 2))), (heads, out))
+    heads, out = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, size), *((0, 0),) * (x.ndim - 2))), (heads, out)
+    )
     number = jnp.arange(size, dtype=jnp.int32)
 
-    def chunk(item: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def chunk(
+        item: Int[Array, ""], carry: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
         out, states, state = carry
-        row, done = items.row[item], items.within[item] * size
+        row = items.row[item]
+        done = items.within[item] * size
         own = StateRows(*(jax.lax.dynamic_slice_in_dim(each, row, 1) for each in rows))
         state = jnp.where(done == 0, states_before(states, own)[0].astype(jnp.float32), state)
-        start, left = own.query_start[0] + done, own.query_len[0] - done
+        start = own.query_start[0] + done
+        left = own.query_len[0] - done
 
         def of_chunk(x: Float[Array, "H T *N"]) -> Float[Array, "H C *N"]:
             is_own = (number < left).reshape(-1, *(1,) * (x.ndim - 2))
@@ -89,17 +102,26 @@ def _chunks(
     return out[:, :num_tokens], states
 
 
-def _results(chunk: LinearTokens, state: Float[Array, "H K V"]) -> tuple[Float[Array, "H C V"], Float[Array, "H K V"]]:
+def _results(
+    chunk: LinearTokens, state: Float[Array, "H K V"]
+) -> tuple[Float[Array, "H C V"], Float[Array, "H K V"]]:
     """The results of a chunk's tokens, and the state after them. Tokens of others are zeros, without a decay."""
     q, k, new, decay, beta = chunk
     since = jnp.cumsum(decay, axis=1)  # [H, C]: of the state before the chunk
     # What remains of a token at a later one. No difference is positive, so no factor is above 1.
     lower = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
-    within = jnp.where(lower, jnp.exp(jnp.where(lower, since[:, :, None] - since[:, None, :], 0)), 0)  # [H, C, C]
+    # [H, C, C]
+    within = jnp.where(
+        lower, jnp.exp(jnp.where(lower, since[:, :, None] - since[:, None, :], 0)), 0
+    )
     if beta is not None:
-        new = beta[..., None] * (new - _einsum("hck,hkv->hcv", k * jnp.exp(since)[..., None], state))
+        new = beta[..., None] * (
+            new - _einsum("hck,hkv->hcv", k * jnp.exp(since)[..., None], state)
+        )
         mutual = beta[..., None] * within * _einsum("hik,hjk->hij", k, k)
-        new = jax.lax.linalg.triangular_solve(mutual, new, left_side=True, lower=True, unit_diagonal=True)
+        new = jax.lax.linalg.triangular_solve(
+            mutual, new, left_side=True, lower=True, unit_diagonal=True
+        )
     result = _einsum("hij,hjv->hiv", _einsum("hik,hjk->hij", q, k) * within, new)
     result += _einsum("hck,hkv->hcv", q * jnp.exp(since)[..., None], state)
     state = jnp.exp(since[:, -1])[:, None, None] * state

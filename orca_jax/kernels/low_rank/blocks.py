@@ -9,19 +9,26 @@ from orca_jax.kernels.matmul import matmul
 
 
 def additions(
-    x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
+    x: Float[Array, "T I"],
+    operands: Operands,
+    plan: SlotPlan,
+    is_active: Bool[Array, ""],
+    total: Sum | None,
 ) -> tuple[Float[Array, "T _"], ...]:
     """The arguments and the result of `api.low_rank`.
 
     Rows are in the order of slots, those of slot 0 first. The last tile of a slot may reach into the rows of the next
     one: these results have no meaning, and the next slot overwrites them.
     """
-    tokens, num_tiles = x.shape[0], jnp.where(is_active, plan.num_tiles, 0)
+    tokens = x.shape[0]
+    num_tiles = jnp.where(is_active, plan.num_tiles, 0)
     rows = x[jnp.pad(plan.order, (0, TILE))]
     empty = [jnp.zeros((tokens + TILE, stack.shape[2]), jnp.float32) for stack in operands.expand]
 
     def matrix(stack: Array, tile: Array) -> Array:
-        return lax.dynamic_index_in_dim(stack, operands.first + plan.tile_slot[tile], keepdims=False)
+        return lax.dynamic_index_in_dim(
+            stack, operands.first + plan.tile_slot[tile], keepdims=False
+        )
 
     def narrow(tile: Array, start: Array) -> Array:
         return matmul(lax.dynamic_slice_in_dim(rows, start, TILE), matrix(operands.shrink, tile))

@@ -8,7 +8,11 @@ from orca_jax.kernels.matmul import precision_of
 
 
 def additions(
-    x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
+    x: Float[Array, "T I"],
+    operands: Operands,
+    plan: SlotPlan,
+    is_active: Bool[Array, ""],
+    total: Sum | None,
 ) -> tuple[Float[Array, "T _"], ...]:
     """The arguments and the result of `api.low_rank`."""
     index = operands.first + plan.slot
@@ -23,5 +27,9 @@ def additions(
         )
 
     h = multiply(x, operands.shrink)
-    h = h if total is None else total(h)
-    return tuple(multiply(part, b) for part, b in zip(split_ranks(h, operands.expand), operands.expand, strict=True))
+    if total is not None:
+        h = total(h)
+    return tuple(
+        multiply(part, b)
+        for part, b in zip(split_ranks(h, operands.expand), operands.expand, strict=True)
+    )

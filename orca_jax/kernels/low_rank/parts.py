@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-TILE = 4  # tokens of one slot that are multiplied together on a CPU; 2 and 8 took longer (docs/adapters.md)
+from orca_jax.values.cache_spec import ceil_div
+
+# tokens of one slot that are multiplied together on a CPU; 2 and 8 took longer (docs/adapters.md)
+TILE = 4
 
 
 class SlotPlan(NamedTuple):
@@ -52,22 +55,29 @@ def plan_slots(slot: Int[Array, "T"], num_slots: int) -> SlotPlan:
         num_slots: N, with slot 0.
     """
     tokens = slot.shape[0]
-    slot, index, slots = slot.astype(jnp.int32), jnp.arange(tokens, dtype=jnp.int32), jnp.arange(num_slots)
-    order = jax.lax.sort(slot * tokens + index) % tokens  # one array of unique keys sorts faster than a pair
+    slot = slot.astype(jnp.int32)
+    index = jnp.arange(tokens, dtype=jnp.int32)
+    slots = jnp.arange(num_slots)
+    # one array of unique keys sorts faster than a pair
+    order = jax.lax.sort(slot * tokens + index) % tokens
     place = jnp.zeros_like(order).at[order].set(index, unique_indices=True)
     sizes = jnp.sum(slot[:, None] == slots, axis=0, dtype=jnp.int32)
     tiles = jnp.where(slots > 0, (sizes + TILE - 1) // TILE, 0).astype(jnp.int32)
     before = slots[:, None] < slots  # sums of a triangle: `cumsum` compiles slowly
     first_token = jnp.sum(jnp.where(before, sizes[:, None], 0), axis=0, dtype=jnp.int32)
     first_tile = jnp.sum(jnp.where(before, tiles[:, None], 0), axis=0, dtype=jnp.int32)
-    tile = jnp.arange(-(-tokens // TILE) + min(tokens, num_slots - 1), dtype=jnp.int32)
+    tile = jnp.arange(ceil_div(tokens, TILE) + min(tokens, num_slots - 1), dtype=jnp.int32)
     tile_slot = jnp.sum(tile[:, None] >= (first_tile + tiles), axis=1, dtype=jnp.int32)
     tile_slot = jnp.minimum(tile_slot, num_slots - 1)  # of tiles out of use: any
     tile_start = first_token[tile_slot] + (tile - first_tile[tile_slot]) * TILE
-    return SlotPlan(slot, order, place, sizes, tile_slot, tile_start, jnp.sum(tiles, dtype=jnp.int32))
+    return SlotPlan(
+        slot, order, place, sizes, tile_slot, tile_start, jnp.sum(tiles, dtype=jnp.int32)
+    )
 
 
-def split_ranks(h: Float[Array, "*T K"], expand: Sequence[Float[Array, "M R _"]]) -> list[Float[Array, "*T R"]]:
+def split_ranks(
+    h: Float[Array, "*T K"], expand: Sequence[Float[Array, "M R _"]]
+) -> list[Float[Array, "*T R"]]:
     """The part of each projection in the product with `shrink`."""
     parts, start = [], 0
     for matrices in expand:

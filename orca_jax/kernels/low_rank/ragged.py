@@ -9,7 +9,11 @@ from orca_jax.kernels.matmul import precision_of
 
 
 def additions(
-    x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
+    x: Float[Array, "T I"],
+    operands: Operands,
+    plan: SlotPlan,
+    is_active: Bool[Array, ""],
+    total: Sum | None,
 ) -> tuple[Float[Array, "T _"], ...]:
     """The arguments and the result of `api.low_rank`."""
 
@@ -24,6 +28,7 @@ def additions(
         )
 
     h = multiply(x[plan.order], operands.shrink)
-    h = h if total is None else total(h)
+    if total is not None:
+        h = total(h)
     parts = zip(split_ranks(h, operands.expand), operands.expand, strict=True)
     return tuple(multiply(part, stack)[plan.place] for part, stack in parts)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from orca_jax.config import Quantization
 from orca_jax.kernels.backend import Backend, run_backend
 from orca_jax.kernels.matmul.parts import Quantised
+from orca_jax.values.config import Quantization
 
 BACKENDS = (
     Backend("blocks", "orca_jax.kernels.matmul.blocks", "cpu"),
@@ -25,11 +25,16 @@ BACKENDS = (
 def matmul(x: Float[Array, "*T I"], kernel: Float[Array, "I O"]) -> Float[Array, "*T O"]:
     """`x @ kernel` in the type of the kernel, with float32 sums; see `precision_of`."""
     return jnp.matmul(
-        x.astype(kernel.dtype), kernel, precision=precision_of(kernel), preferred_element_type=jnp.float32
+        x.astype(kernel.dtype),
+        kernel,
+        precision=precision_of(kernel),
+        preferred_element_type=jnp.float32,
     )
 
 
-def product_of_heads(axes: str, x: Float[Array, "T H I"], kernel: Float[Array, "*any"]) -> Float[Array, "T H O"]:
+def product_of_heads(
+    axes: str, x: Float[Array, "T H I"], kernel: Float[Array, "*any"]
+) -> Float[Array, "T H O"]:
     """The product of each head with its own matrix, as in `matmul`; `axes` are those of `jnp.einsum`."""
     return dot(axes, x.astype(kernel.dtype), kernel)
 
@@ -47,7 +52,9 @@ def quantised_matmul(
         splits: devices over which the inputs are split. Each adds up its own ones, before one sum over all.
     """
     inputs = x.astype(dtype)
-    product: Array = run_backend("matmul", BACKENDS, lambda module: module.multiply(inputs, weight, kind, splits))
+    product: Array = run_backend(
+        "matmul", BACKENDS, lambda module: module.multiply(inputs, weight, kind, splits)
+    )
     return product
 
 
@@ -55,7 +62,9 @@ def table_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Flo
     """Inner product of every hidden vector with every row of a table."""
     if table.dtype == jnp.float32:
         return matmul(hidden, table.T)
-    scores: Array = run_backend("table_scores", BACKENDS, lambda module: module.plain_scores(hidden, table))
+    scores: Array = run_backend(
+        "table_scores", BACKENDS, lambda module: module.plain_scores(hidden, table)
+    )
     return scores
 
 
@@ -84,4 +93,6 @@ def precision_of(kernel: jax.Array) -> lax.Precision | None:
 
 def dot(equation: str, left: Array, right: Array) -> Array:
     """A product with float32 sums, by `einsum`."""
-    return jnp.einsum(equation, left, right, precision=precision_of(right), preferred_element_type=jnp.float32)
+    return jnp.einsum(
+        equation, left, right, precision=precision_of(right), preferred_element_type=jnp.float32
+    )

@@ -1,22 +1,24 @@
 """Products that convert some rows of a stored matrix at a time: for CPUs.
 
 These rows stay in the caches of the processor. XLA would write the converted matrix to memory at every use otherwise,
-and take ten times as long for a few tokens (docs/quantisation.md).
+and take ten times as long for a few tokens.
 """
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from orca_jax.config import Quantization
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 from orca_jax.kernels.matmul.api import dot, precision_of
 from orca_jax.kernels.matmul.parts import Quantised, group_size, lanes
+from orca_jax.values.config import Quantization
 
 BLOCK = 128  # rows of values that are converted at once
 
 
-def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:
+def multiply(
+    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int
+) -> Float[Array, "T O"]:
     """Convert some rows of the values, multiply, add up, and continue with the next rows."""
     per_row = 2 if kind == "int4" else 1  # inputs in a row of values
     values = weight.values.reshape(splits, -1, weight.values.shape[-1])  # [S, J, O]
@@ -33,18 +35,24 @@ def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, spli
         if kind == "int4":
             factors = lax.dynamic_slice_in_dim(scale, start // each, size // each, axis=1)
             factors = jnp.repeat(factors.astype(jnp.float32), each, axis=1)
-            converted = tuple((lane.astype(jnp.float32) * factors).astype(x.dtype) for lane in converted)
+            converted = tuple(
+                (lane.astype(jnp.float32) * factors).astype(x.dtype) for lane in converted
+            )
         pairs = zip(lax.dynamic_slice_in_dim(inputs, start, size, axis=3), converted, strict=True)
         return sum((dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
 
     total = jnp.zeros((splits, x.shape[0], values.shape[2]), jnp.float32)
-    total = lax.fori_loop(0, rows // size, lambda index, total: total + block(index * size, size), total)
+    total = lax.fori_loop(
+        0, rows // size, lambda index, total: total + block(index * size, size), total
+    )
     if rest := rows % size:
         total += block(rows - rest, rest)
     return total.sum(axis=0) * _after(weight, kind)
 
 
-def scores(hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int) -> Float[Array, "B V"]:
+def scores(
+    hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int
+) -> Float[Array, "B V"]:
     """`multiply` for a table with rows in whole blocks, without the scales."""
     blocks = values.reshape(splits, -1, BLOCK, values.shape[1])
 
@@ -68,7 +76,9 @@ def plain_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Flo
     return products.T
 
 
-def _on_cpu(values: Num[Array, "*any"], kind: Quantization, dtype: jnp.dtype) -> tuple[Float[Array, "*any"], ...]:
+def _on_cpu(
+    values: Num[Array, "*any"], kind: Quantization, dtype: jnp.dtype
+) -> tuple[Float[Array, "*any"], ...]:
     """The numbers of each lane of stored values, without scales."""
     if kind == "int4":
         return tuple(lane.astype(dtype) for lane in lanes(values))

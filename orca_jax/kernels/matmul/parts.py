@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from orca_jax.layer_config import INT4_GROUP
+from orca_jax.values.layer_config import INT4_GROUP
 
 
 class Quantised(NamedTuple):
@@ -25,4 +25,6 @@ def group_size(inputs: int, splits: int = 1) -> int:
 def lanes(values: Num[Array, "*any"]) -> tuple[Num[Array, "*any"], Num[Array, "*any"]]:
     """The low and the high four bits of bytes, with their signs."""
     four = jnp.int8(4)
-    return lax.shift_right_arithmetic(values << four, four), lax.shift_right_arithmetic(values, four)
+    return lax.shift_right_arithmetic(values << four, four), lax.shift_right_arithmetic(
+        values, four
+    )

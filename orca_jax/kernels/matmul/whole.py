@@ -3,22 +3,32 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from orca_jax.config import Quantization
 from orca_jax.kernels.matmul.api import dot, matmul
 from orca_jax.kernels.matmul.parts import Quantised, lanes
+from orca_jax.values.config import Quantization
 
 
-def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:
+def multiply(
+    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int
+) -> Float[Array, "T O"]:
     """`x` times the matrix; one device adds up the inputs of all, so that `splits` has no meaning here."""
     if kind != "int4":
         return dot("ti,io->to", x, weight.values.astype(x.dtype)) * weight.scale
     groups = weight.values.reshape(weight.scale.shape[0], -1, weight.values.shape[1])
-    scaled = (lane.astype(jnp.float32) * weight.scale[:, None].astype(jnp.float32) for lane in lanes(groups))
+    scaled = (
+        lane.astype(jnp.float32) * weight.scale[:, None].astype(jnp.float32)
+        for lane in lanes(groups)
+    )
     pairs = ((x[:, lane::2], each.reshape(weight.values.shape)) for lane, each in enumerate(scaled))
-    return sum((dot("ti,io->to", inputs, each.astype(x.dtype)) for inputs, each in pairs), start=jnp.float32(0))
+    return sum(
+        (dot("ti,io->to", inputs, each.astype(x.dtype)) for inputs, each in pairs),
+        start=jnp.float32(0),
+    )
 
 
-def scores(hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int) -> Float[Array, "B V"]:
+def scores(
+    hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int
+) -> Float[Array, "B V"]:
     """Inner products with the values, without the scales."""
     return dot("be,ve->bv", hidden, values.astype(hidden.dtype))
 

@@ -58,11 +58,11 @@ def native_parts() -> list[Compilation]:
 
 def wheel_parts() -> list[Compilation]:
     """Return the parts of a library for all processors."""
-    return [
-        Compilation(source, tuple(map(_option, level)), number)
-        for source, levels in LEVELS.items()
-        for number, level in enumerate(levels)
-    ]
+    parts: list[Compilation] = []
+    for source, levels in LEVELS.items():
+        for number, level in enumerate(levels):
+            parts.append(Compilation(source, tuple(map(_option, level)), number))
+    return parts
 
 
 def names_for(flags: Collection[str]) -> dict[str, str]:
@@ -109,11 +109,17 @@ def found_compiler() -> str | None:
 
 def version(compiler: str) -> str:
     """Return a digest of the compiler's version. Its path may stay the same when it is replaced by a newer one."""
-    first = _run([compiler, "--version"], _VERSION_SECONDS).partition("\n")[0].removeprefix(Path(compiler).name)
+    first = (
+        _run([compiler, "--version"], _VERSION_SECONDS)
+        .partition("\n")[0]
+        .removeprefix(Path(compiler).name)
+    )
     return hashlib.sha256(first.encode()).hexdigest()[:8]
 
 
-def compiled(compiler: str, parts: Sequence[Compilation], include: str, folder: Path | None) -> bytes:
+def compiled(
+    compiler: str, parts: Sequence[Compilation], include: str, folder: Path | None
+) -> bytes:
     """Return a new library. It is made in the folder, or in the temporary one: either may be full or closed.
 
     Args:
@@ -134,7 +140,9 @@ def compiled(compiler: str, parts: Sequence[Compilation], include: str, folder: 
         return _compiled_in(compiler, parts, include, None)
 
 
-def _compiled_in(compiler: str, parts: Sequence[Compilation], include: str, folder: Path | None) -> bytes:
+def _compiled_in(
+    compiler: str, parts: Sequence[Compilation], include: str, folder: Path | None
+) -> bytes:
     if folder is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
@@ -142,7 +150,15 @@ def _compiled_in(compiler: str, parts: Sequence[Compilation], include: str, fold
         command = ["env", f"TMPDIR={beside}", compiler, *OPTIONS]
         objects = [f"{beside}/{part.source}{part.level}.o" for part in parts]
         lines = [
-            [*command, *_options(part), f"-I{include}", "-c", str(SOURCES / f"{part.source}.c"), "-o", made]
+            [
+                *command,
+                *_options(part),
+                f"-I{include}",
+                "-c",
+                str(SOURCES / f"{part.source}.c"),
+                "-o",
+                made,
+            ]
             for part, made in zip(parts, objects, strict=True)
         ]
         with ThreadPoolExecutor(min(len(lines), os.cpu_count() or 1)) as threads:
@@ -167,7 +183,11 @@ def _run(command: list[str], seconds: float) -> str:
     Raises:
         SubprocessError: it failed, or its time is over.
     """
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:
             output, errors = process.communicate(timeout=seconds)

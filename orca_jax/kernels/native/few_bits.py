@@ -22,7 +22,11 @@ MOST_INPUTS = 128
 """Most inputs in a packed group, unless it has all inputs."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("values", "scales", "minima", "order"), meta_fields=("bits",))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "scales", "minima", "order"),
+    meta_fields=("bits",),
+)
 @dataclass(frozen=True)
 class FewBits:
     """A matrix of integers with scales. The entry of input i and output o is `scales[g, o] * values[i, o]`.
@@ -49,19 +53,28 @@ class FewBits:
             return jnp.repeat(numbers.astype(jnp.float32), size, axis=0)
 
         entries = self.values.astype(jnp.float32) * of_inputs(self.scales)
-        return entries if self.minima is None else entries - of_inputs(self.minima)
+        if self.minima is None:
+            return entries
+        return entries - of_inputs(self.minima)
 
     def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """`x` times the matrix in float32: the reference of `few_bits_product`."""
-        x = x if self.order is None else x[:, self.order]
-        return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
+        if self.order is not None:
+            x = x[:, self.order]
+        return jnp.matmul(
+            x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST
+        )
 
 
 _FORMS = {"float32": 1, "int8": 2}  # others are 0
 _ARRAYS = ("words", "scales", "minima", "units")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=(*_ARRAYS, "order", "place"), meta_fields=("bits",))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(*_ARRAYS, "order", "place"),
+    meta_fields=("bits",),
+)
 @dataclass(frozen=True)
 class PackedBits:
     """A `FewBits` in the order in which the library reads it: N blocks of W columns.
@@ -83,7 +96,9 @@ class PackedBits:
     place: Any = None  # LayerRows
 
 
-def can_pack_bits(library: Library, inputs: int, outputs: int, num_groups: int, splits: int = 1) -> bool:
+def can_pack_bits(
+    library: Library, inputs: int, outputs: int, num_groups: int, splits: int = 1
+) -> bool:
     """True if `pack_bits` takes a matrix.
 
     Args:
@@ -94,7 +109,11 @@ def can_pack_bits(library: Library, inputs: int, outputs: int, num_groups: int, 
         splits: devices over which the inputs are split.
     """
     own = inputs // splits
-    return outputs % library.width == 0 and own % INPUTS == 0 and _group(own, inputs // num_groups) % INPUTS == 0
+    return (
+        outputs % library.width == 0
+        and own % INPUTS == 0
+        and _group(own, inputs // num_groups) % INPUTS == 0
+    )
 
 
 def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
@@ -104,8 +123,7 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
     of all devices.
     """
     inputs, outputs = matrix.values.shape
-    offset = (1 << (matrix.bits - 1)) if matrix.minima is None else 0
-    numbers = (matrix.values.astype(jnp.int32) + offset).astype(jnp.uint32)
+    numbers = (matrix.values.astype(jnp.int32) + _least(matrix)).astype(jnp.uint32)
 
     def placed(numbers: Array, bits: int) -> Array:
         words = numbers.reshape(-1, 32 // bits, outputs) << shifts(bits)[:, None]
@@ -114,10 +132,15 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
     low = low_bits(matrix.bits)
     words = placed(numbers & ((1 << low) - 1), low)
     if matrix.bits > low:
-        both, parts = (words, placed(numbers >> low, matrix.bits - low)), inputs // part_inputs(matrix.bits)
-        words = jnp.concatenate([each.reshape(parts, -1, outputs) for each in both], axis=1).reshape(-1, outputs)
+        both = (words, placed(numbers >> low, matrix.bits - low))
+        parts = inputs // part_inputs(matrix.bits)
+        words = jnp.concatenate(
+            [each.reshape(parts, -1, outputs) for each in both], axis=1
+        ).reshape(-1, outputs)
     old = inputs // matrix.scales.shape[0]
-    repeats = 1 if old == inputs else old // _group(inputs // splits, old)
+    repeats = 1
+    if old < inputs:
+        repeats = old // _group(inputs // splits, old)
 
     def blocks(rows: Array) -> Array:
         return rows.reshape(rows.shape[0], -1, width).transpose(1, 0, 2)
@@ -126,8 +149,17 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
         kind = jnp.float16 if numbers.dtype == jnp.float16 else jnp.float32
         return blocks(jnp.repeat(numbers.astype(kind), repeats, axis=0))
 
-    minima = None if matrix.minima is None else groups(matrix.minima)
-    return PackedBits(blocks(words), groups(matrix.scales), matrix.bits, minima, order=matrix.order)
+    packed = PackedBits(blocks(words), groups(matrix.scales), matrix.bits, order=matrix.order)
+    if matrix.minima is not None:
+        packed = replace(packed, minima=groups(matrix.minima))
+    return packed
+
+
+def _least(matrix: "FewBits | PackedBits") -> int:
+    """What packed numbers are above the signed ones. With minima both are from 0 on."""
+    if matrix.minima is not None:
+        return 0
+    return 1 << (matrix.bits - 1)
 
 
 def low_bits(bits: int) -> int:
@@ -148,9 +180,12 @@ def shifts(bits: int) -> np.ndarray:
 
 def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array, "T I"]:
     """Some columns of a matrix in float32."""
-    width, bits = packed.words.shape[2], packed.bits
-    block, lane = columns // width, columns % width
-    low, size = low_bits(bits), part_inputs(bits)
+    width = packed.words.shape[2]
+    bits = packed.bits
+    block = columns // width
+    lane = columns % width
+    low = low_bits(bits)
+    size = part_inputs(bits)
     words = packed.words[block, :, lane].reshape(len(columns), -1, size * bits // 32)
     lines = size * low // 32
 
@@ -161,7 +196,7 @@ def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array,
     values = placed(words[..., :lines], low)
     if bits > low:
         values |= placed(words[..., lines:], bits - low) << low
-    values -= 0 if packed.minima is not None else 1 << (bits - 1)
+    values -= _least(packed)
 
     def factors(numbers: Array, second: int) -> Array:
         found = numbers[block, :, lane].astype(jnp.float32)
@@ -199,36 +234,56 @@ def few_bits_products(
     """
     for each in matrices:
         has_all = each.words.shape[-2] * 32 == x.shape[1] * each.bits
-        assert has_all, f"{each.words.shape[-2]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
+        assert has_all, (
+            f"{each.words.shape[-2]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
+        )
     x = x.astype(jnp.float32)
     if all([each.order is None for each in matrices]):
         return _products(x, matrices, dtype, devices)
-    ordered = [x if each.order is None else x[:, each.order] for each in matrices]
-    return [_products(x, [each], dtype, devices)[0] for x, each in zip(ordered, matrices, strict=True)]
+    found = []
+    for each in matrices:
+        ordered = x if each.order is None else x[:, each.order]
+        found += _products(ordered, [each], dtype, devices)
+    return found
 
 
-def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int) -> list[Array]:
-    given = [array for matrix in matrices for array in _arguments(bits_in_stack(matrix, len(x)))]
+def _products(
+    x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int
+) -> list[Array]:
+    given: list[Array] = []
+    for matrix in matrices:
+        given += _arguments(bits_in_stack(matrix, len(x)))
     shapes = [(x.shape[0], m.words.shape[-3] * m.words.shape[-1]) for m in matrices]
-    call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
-    return list(call(x, *given, devices=np.int64(devices), form=np.int64(_FORMS.get(jnp.dtype(dtype).name, 0))))
+    call = jax.ffi.ffi_call(
+        FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    )
+    return list(
+        call(
+            x,
+            *given,
+            devices=np.int64(devices),
+            form=np.int64(_FORMS.get(jnp.dtype(dtype).name, 0)),
+        )
+    )
 
 
 def bits_in_stack(matrix: PackedBits, num_rows: int | Int[Array, ""]) -> PackedBits:
     """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
-    return matrix if matrix.place is not None else _placed(matrix, lambda array: array[None], first_layer(num_rows))
+    if matrix.place is None:
+        return _placed(matrix, lambda array: array[None], first_layer(num_rows))
+    return matrix
 
 
 def bits_of_experts(matrix: PackedBits, sizes: Int[Array, "X"]) -> PackedBits:
     """The matrices of the experts of a layer, for so many rows each, one after the other."""
-    place = first_layer(0) if matrix.place is None else matrix.place
+    place = matrix.place or first_layer(0)
     own = LayerRows(place.layer * len(sizes), sizes)
     return _placed(matrix, lambda array: array.reshape(-1, *array.shape[-3:]), own)
 
 
 def _placed(matrix: PackedBits, change: Callable[[Array], Array], place: LayerRows) -> PackedBits:
     arrays = {name: getattr(matrix, name) for name in _ARRAYS}
-    stacks: dict[str, Any] = {name: None if array is None else change(array) for name, array in arrays.items()}
+    stacks: dict[str, Any] = jax.tree.map(change, arrays)  # those that are there
     return replace(matrix, **stacks, place=place)
 
 
@@ -240,4 +295,6 @@ def _arguments(matrix: PackedBits) -> list[Array]:
 
 def _group(inputs: int, size: int) -> int:
     """Inputs in a packed group, of so many on a device; `size` is that before packing."""
-    return math.gcd(inputs, size) if size <= MOST_INPUTS or size % inputs == 0 else math.gcd(inputs, size, MOST_INPUTS)
+    if size <= MOST_INPUTS or size % inputs == 0:
+        return math.gcd(inputs, size)
+    return math.gcd(inputs, size, MOST_INPUTS)

@@ -16,12 +16,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from orca_jax.cache_files import read_file, write_file
+from orca_jax.helpers.cache_files import read_file, write_file
+from orca_jax.helpers.processor import all_cpu_flags, cpu_name
 from orca_jax.kernels.native.compiler import (
     ATTENTION,
     COMPILERS,
@@ -39,12 +41,11 @@ from orca_jax.kernels.native.compiler import (
     version,
     wheel_file,
 )
-from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
 
 _TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, ATTENTION)
-_NAMES = {name: name for names in FUNCTIONS.values() for name in names}
+_NAMES = {name: name for name in chain.from_iterable(FUNCTIONS.values())}
 _MEMORY_NAME = "orca-jax-native"
 
 
@@ -64,8 +65,10 @@ class Library(NamedTuple):
 
     width: int  # columns of a block of a packed matrix
     has_amx: bool = False  # for packed matrices in bfloat16
-    name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
-    activation_bits: int = 0  # in products of few bits, 16 or 8; 0: float32, or 16 bits beside weights in bfloat16
+    # differs with its code, the processor, the version of JAX and that of the compiler
+    name: str = "native"
+    # in products of few bits, 16 or 8; 0: float32, or 16 bits beside weights in bfloat16
+    activation_bits: int = 0
 
 
 _registered: list[Library] = []  # one at most
@@ -86,7 +89,10 @@ def load_library(directory: str | None) -> Library | None:
     except _AbsentError as error:
         logger.info("products are those of XLA, since the library in C is not used: %s", error)
     except (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError) as error:
-        logger.warning("products are those of XLA, since the library in C cannot be used: %s", _last_line(error))
+        logger.warning(
+            "products are those of XLA, since the library in C cannot be used: %s",
+            _last_line(error),
+        )
     return None
 
 
@@ -102,7 +108,9 @@ def require_library(directory: str | None) -> Library:
 def _check_machine() -> None:
     """Raise _AbsentError on a machine without the instructions of the library."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise _AbsentError(f"it needs Linux on x86, and this is {sys.platform} on {platform.machine()}")
+        raise _AbsentError(
+            f"it needs Linux on x86, and this is {sys.platform} on {platform.machine()}"
+        )
     if lacking := set(NEEDED).difference(all_cpu_flags()):
         raise _AbsentError(f"the processor has no {' and no '.join(sorted(lacking))}")
 
@@ -137,10 +145,13 @@ def _open(compiler: str | None, directory: str | None) -> _Opened:
     Raises:
         _AbsentError: there is no compiler, and no library is kept.
     """
-    folder, stem = None if directory is None else Path(directory), f"native-{_facts()}"
+    folder = None if directory is None else Path(directory)
+    stem = f"native-{_facts()}"
     name = stem if compiler is None else f"{stem}-{version(compiler)}"
     if folder is not None:
-        files = [folder / f"{name}.so"] if compiler is not None else _newest_first(folder.glob(f"{stem}-*.so"))
+        files = [folder / f"{name}.so"]
+        if compiler is None:
+            files = _newest_first(folder.glob(f"{stem}-*.so"))
         for file in files:
             if (functions := _kept(file)) is not None:
                 return _Opened(functions, file.stem)
@@ -195,7 +206,8 @@ def _kept(file: Path) -> Mapping[str, Any] | None:
 def _loaded(content: bytes) -> ctypes.CDLL:
     """A library from memory: a file that is cut while it is in use would end the process."""
     with contextlib.suppress(OSError):
-        descriptor = os.memfd_create(_MEMORY_NAME)  # stays open: a path in use would give the library loaded from there
+        # stays open: a path in use would give the library loaded from there
+        descriptor = os.memfd_create(_MEMORY_NAME)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(content)
         return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
@@ -206,5 +218,9 @@ def _loaded(content: bytes) -> ctypes.CDLL:
 
 
 def _last_line(error: Exception) -> str:
-    text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
-    return text.strip().splitlines()[-1] if text.strip() else type(error).__name__
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        text = error.stderr
+    if not text.strip():
+        return type(error).__name__
+    return text.strip().splitlines()[-1]

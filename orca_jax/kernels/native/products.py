@@ -14,7 +14,11 @@ from orca_jax.kernels.native.library import Library
 
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:
     """True if a matrix of this shape, as one device holds it, can be packed."""
-    return dtype in (jnp.float32, jnp.bfloat16) and inputs % inputs_each(dtype) == 0 and outputs % library.width == 0
+    return (
+        dtype in (jnp.float32, jnp.bfloat16)
+        and inputs % inputs_each(dtype) == 0
+        and outputs % library.width == 0
+    )
 
 
 def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]:
@@ -30,7 +34,9 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
     """
     *stack, inputs, outputs = matrix.shape
     each = inputs_each(matrix.dtype)
-    parts = matrix.reshape(-1, inputs // each, each, outputs // width, width).transpose(0, 3, 1, 4, 2)
+    parts = matrix.reshape(-1, inputs // each, each, outputs // width, width).transpose(
+        0, 3, 1, 4, 2
+    )
     return parts.reshape(*stack, outputs // width, inputs // each, width * each)
 
 
@@ -64,7 +70,9 @@ class Packed(NamedTuple):
 
 def in_stack(packed: Float[Array, "N J W"] | Packed, num_rows: int | Int[Array, ""]) -> Packed:
     """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
-    return packed if isinstance(packed, Packed) else Packed(packed[None], first_layer(num_rows))
+    if isinstance(packed, Packed):
+        return packed
+    return Packed(packed[None], first_layer(num_rows))
 
 
 def of_experts(packed: Float[Array, "X N J W"] | Packed, sizes: Int[Array, "X"]) -> Packed:
@@ -80,7 +88,9 @@ def packed_product(
     return packed_products(x, [in_stack(packed, len(x))], devices)[0]
 
 
-def packed_products(x: Float[Array, "T I"], matrices: Sequence[Packed], devices: int = 1) -> list[Float[Array, "T O"]]:
+def packed_products(
+    x: Float[Array, "T I"], matrices: Sequence[Packed], devices: int = 1
+) -> list[Float[Array, "T O"]]:
     """`x` times each of some matrices of one type on one device, with float32 sums.
 
     A row's results do not depend on the other rows.
@@ -91,17 +101,28 @@ def packed_products(x: Float[Array, "T I"], matrices: Sequence[Packed], devices:
         devices: those that share the processors of this machine.
     """
     dtype = matrices[0].stack.dtype
-    shapes = [(x.shape[0], each.stack.shape[1] * each.stack.shape[3] // inputs_each(dtype)) for each in matrices]
-    call = jax.ffi.ffi_call(PACKED_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
-    pairs = [array for each in matrices for array in (each.stack, each.place.operand)]
+    shapes = [
+        (x.shape[0], each.stack.shape[1] * each.stack.shape[3] // inputs_each(dtype))
+        for each in matrices
+    ]
+    call = jax.ffi.ffi_call(
+        PACKED_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    )
+    pairs: list[Array] = []
+    for each in matrices:
+        pairs += [each.stack, each.place.operand]
     return list(call(x.astype(dtype), *pairs, devices=np.int64(devices)))
 
 
-def packed_columns(packed: Float[Array, "N J W"], columns: Int[Array, "T"], width: int) -> Float[Array, "T I"]:
+def packed_columns(
+    packed: Float[Array, "N J W"], columns: Int[Array, "T"], width: int
+) -> Float[Array, "T I"]:
     """Some columns of a matrix packed in blocks of `width` columns, in float32."""
     each = inputs_each(packed.dtype)
     blocks = packed.reshape(*packed.shape[:2], width, each)
-    return blocks[columns // width, :, columns % width].reshape(len(columns), -1).astype(jnp.float32)
+    return (
+        blocks[columns // width, :, columns % width].reshape(len(columns), -1).astype(jnp.float32)
+    )
 
 
 def inputs_each(dtype: jnp.dtype) -> int:

@@ -29,13 +29,15 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.backend import Backend, first_backend, known_backend, refusals
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads
 from orca_jax.kernels.kv_write import write_kv
+from orca_jax.values.platforms import platform_of
 
 _HERE = "orca_jax.kernels.ragged_attention"
 
 BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
-    Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),  # older tensor cores have no bfloat16
+    # older tensor cores have no bfloat16
+    Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),
     Backend("native", f"{_HERE}.native", "cpu"),
     Backend("gather", f"{_HERE}.gather", "gpu", is_plain=True),
     Backend("xla", f"{_HERE}.xla", is_plain=True),
@@ -79,18 +81,25 @@ class Scores:
     @property
     def window(self) -> int | Int[Array, ""] | None:
         """The window, constant or traced; None if a query sees all tokens before it."""
-        return self.sliding_window if self.layer_window is None else self.layer_window
+        if self.layer_window is None:
+            return self.sliding_window
+        return self.layer_window
 
     def with_window(self, window: int | Int[Array, ""] | None) -> "Scores":
         """The same scores with another window, constant or traced."""
-        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
-        return replace(self, sliding_window=constant, layer_window=traced)
+        if isinstance(window, jax.Array):
+            return replace(self, sliding_window=None, layer_window=window)
+        return replace(self, sliding_window=window, layer_window=None)
 
     def capped(self, products: Float[Array, "*any"]) -> Float[Array, "*any"]:
         """The scores of scaled products."""
-        return products if self.soft_cap is None else self.soft_cap * jnp.tanh(products / self.soft_cap)
+        if self.soft_cap is None:
+            return products
+        return self.soft_cap * jnp.tanh(products / self.soft_cap)
 
-    def before_tokens(self, kv_heads: int, groups: int, size: int) -> tuple[Float[Array, "K M"], Float[Array, "K M"]]:
+    def before_tokens(
+        self, kv_heads: int, groups: int, size: int
+    ) -> tuple[Float[Array, "K M"], Float[Array, "K M"]]:
         """Maximum and denominator of an online softmax before its first token, for M = groups * size queries.
 
         They are those of the sinks. Without any, the maximum is finite: a fully masked block must not make NaN out of
@@ -108,11 +117,20 @@ Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
 
 def implementations(platform: str | None = None) -> tuple[str, ...]:
     """Names of the backends in order of preference; with a platform, only of those that run on its devices."""
-    return tuple(backend.name for backend in BACKENDS if platform is None or backend.platform in (None, platform))
+    return tuple(
+        backend.name
+        for backend in BACKENDS
+        if platform is None or backend.platform in (None, platform)
+    )
 
 
 def choose_backend(
-    device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None, *, has_library: bool = False
+    device: jax.Device,
+    q: Queries,
+    pages: KVPages,
+    implementation: str | None = None,
+    *,
+    has_library: bool = False,
 ) -> Backend:
     """The backend of this name, or the device's default for these shapes if it is None.
 
@@ -142,7 +160,12 @@ class BackendChoice(NamedTuple):
 
 
 def explain_choice(
-    device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None, *, has_library: bool = False
+    device: jax.Device,
+    q: Queries,
+    pages: KVPages,
+    implementation: str | None = None,
+    *,
+    has_library: bool = False,
 ) -> BackendChoice:
     """The backend of `choose_backend`, with the reason.
 
@@ -152,13 +175,19 @@ def explain_choice(
     backend = choose_backend(device, q, pages, implementation, has_library=has_library)
     if implementation is not None:
         if implementation == _OF_LIBRARY and not has_library:
-            raise NotImplementedError("this process has not loaded the library of 'native'; see cpu_products")
+            raise NotImplementedError(
+                "this process has not loaded the library of 'native'; see cpu_products"
+            )
         if (reason := backend.refusal(device, q, pages)) is not None:
             raise NotImplementedError(reason)
         return BackendChoice(backend, "as configured", is_slow=False)
     reasons = refusals(_usable(has_library), device, q, pages)
-    is_plain = backend.is_plain and device.platform != "cpu"
-    is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
+    is_plain = backend.is_plain and not platform_of(device).is_host
+    is_held_back = any(
+        other.refusal_of_device(device) in reasons
+        for other in BACKENDS
+        if other.is_meant_for(device)
+    )
     kind = f"the default of {device.device_kind or device.platform}"
     return BackendChoice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
 
@@ -214,7 +243,9 @@ def prepare(
         NotImplementedError: the backend does not exist or cannot read these pages.
     """
     backend = choose_backend(device, q, pages, implementation).load()
-    return backend.prepare(q, pages, requests) if hasattr(backend, "prepare") else requests
+    if not hasattr(backend, "prepare"):
+        return requests
+    return backend.prepare(q, pages, requests)
 
 
 def write_and_attend(
@@ -247,10 +278,15 @@ def write_and_attend(
     backend = choose_backend(device, q, pages, implementation)
     module = backend.load()
     if hasattr(module, "write_and_attend"):
-        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scores)
+        done: tuple[Array, KVPages] = module.write_and_attend(
+            q, k, v, pages, prepared, first_page, scores
+        )
         return done
     requests = prepared.of_layer(first_page)
-    pages = write_kv(pages, k, v, requests, implementation="pages" if v is None and device.platform != "cpu" else None)
+    writer = None
+    if v is None and not platform_of(device).is_host:
+        writer = "pages"
+    pages = write_kv(pages, k, v, requests, implementation=writer)
     return ragged_attention(q, pages, requests, scores, implementation=backend.name), pages
 
 
@@ -268,7 +304,8 @@ def attend_pages(
 
     The arguments are those of `write_and_attend`; `first_page` is that of the earlier layer.
     """
-    module, own = choose_backend(device, q, pages, implementation).load(), prepared.of_layer(first_page)
-    attend = module.attend_prepared if hasattr(module, "attend_prepared") else module.attend
+    module = choose_backend(device, q, pages, implementation).load()
+    own = prepared.of_layer(first_page)
+    attend = getattr(module, "attend_prepared", module.attend)
     out: jax.Array = attend(q, pages, own, scores)
     return out

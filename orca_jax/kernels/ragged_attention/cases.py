@@ -3,14 +3,22 @@
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, TokenMajorPages, as_bytes, needs_scales
+from orca_jax.kernels.kv_pages import (
+    HeadMajorPages,
+    KVPages,
+    RowArrays,
+    TokenMajorPages,
+    as_bytes,
+    needs_scales,
+)
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import PageLayout
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,8 @@ class Case:
     has_sinks: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
     page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
-    filler: float = math.nan  # in slots that no query may see; integer pages have a large number instead
+    # in slots that no query may see; integer pages have a large number instead
+    filler: float = math.nan
 
     @property
     def scores(self) -> Scores:
@@ -58,9 +67,18 @@ CASES = (
     Case("prompt of exactly one page", ((8, 8),)),
     Case("prompts of different lengths", ((2, 2), (3, 3), (17, 17))),
     Case("both phases: the paper's Figure 5", ((1, 3), (1, 5), (2, 2), (3, 3))),
-    Case("increments and chunks with padding", ((1, 9), (1, 16), (4, 20), (9, 9)), padding_tokens=5, padding_rows=3),
+    Case(
+        "increments and chunks with padding",
+        ((1, 9), (1, 16), (4, 20), (9, 9)),
+        padding_tokens=5,
+        padding_rows=3,
+    ),
     Case("more queries than one block", ((1, 40), (150, 150), (130, 300)), page_size=16),
-    Case("tokens to verify beside chunks", ((1, 9), (5, 20), (16, 16), (33, 40), (140, 160)), page_size=16),
+    Case(
+        "tokens to verify beside chunks",
+        ((1, 9), (5, 20), (16, 16), (33, 40), (140, 160)),
+        page_size=16,
+    ),
     Case("prompt of one token among prompts", ((1, 1), (2, 2), (2, 2))),
     Case("all heads share one", ((1, 11), (6, 10)), num_heads=4, num_kv_heads=1),
     Case("grouped heads of 64, pages of 128", ((1, 200), (1, 129), (40, 140)), 12, 4, 64, 128),
@@ -70,20 +88,56 @@ CASES = (
     Case("heads of 128", ((1, 17), (5, 21)), 8, 2, 128, 16),
     Case("heads of 256", ((1, 17), (5, 5)), 2, 1, 256, 16),
     Case("sliding window", ((1, 5), (1, 40), (3, 4), (20, 37)), num_kv_heads=2, sliding_window=6),
-    Case("window and soft cap", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=17, soft_cap=2.0),
-    Case("window among infinities", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=11, filler=math.inf),
-    Case("sinks and window", ((1, 40), (1, 3), (20, 37)), 6, 2, 64, 16, sliding_window=11, has_sinks=True),
-    Case("window over int8 pages", ((1, 90), (1, 30), (6, 70)), 6, 3, 64, 32, sliding_window=40, page_dtype="int8"),
-    Case("bfloat16", ((1, 9), (6, 20)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
+    Case(
+        "window and soft cap", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=17, soft_cap=2.0
+    ),
+    Case(
+        "window among infinities",
+        ((1, 40), (20, 37)),
+        num_kv_heads=2,
+        sliding_window=11,
+        filler=math.inf,
+    ),
+    Case(
+        "sinks and window",
+        ((1, 40), (1, 3), (20, 37)),
+        6,
+        2,
+        64,
+        16,
+        sliding_window=11,
+        has_sinks=True,
+    ),
+    Case(
+        "window over int8 pages",
+        ((1, 90), (1, 30), (6, 70)),
+        6,
+        3,
+        64,
+        32,
+        sliding_window=40,
+        page_dtype="int8",
+    ),
+    Case(
+        "bfloat16", ((1, 9), (6, 20)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16
+    ),
     Case("int8 pages", ((1, 9), (1, 40), (6, 20)), 6, 3, 64, 32, page_dtype="int8"),
-    Case("fp8 pages", ((1, 9), (6, 20)), 6, 3, 64, 32, dtype="bfloat16", page_dtype="float8_e4m3fn"),
+    Case(
+        "fp8 pages", ((1, 9), (6, 20)), 6, 3, 64, 32, dtype="bfloat16", page_dtype="float8_e4m3fn"
+    ),
     Case("pages of 256 tokens", ((1, 300), (4, 258)), 2, 1, 64, 256),
 )
 
 
 HOPPER_CASES = (
     *CASES,
-    Case("17 heads each of 3 KV heads: two fit a tile of 64", ((1, 300), (1, 40), (3, 3)), 51, 3, padding_tokens=2),
+    Case(
+        "17 heads each of 3 KV heads: two fit a tile of 64",
+        ((1, 300), (1, 40), (3, 3)),
+        51,
+        3,
+        padding_tokens=2,
+    ),
     Case("pieces of 16 blocks", ((1, 2000), (1, 77)), 4, 2, 128, 64),
 )
 """With cases for the limits of the kernels for Hopper."""
@@ -93,7 +147,9 @@ def fitted(case: Case, head_dims: Collection[int], page_sizes: Collection[int]) 
     """The case in bfloat16, with the nearest head dim and page size of these."""
     head_dim = min((dim for dim in head_dims if dim >= case.head_dim), default=max(head_dims))
     page_size = max(case.page_size, min(page_sizes))
-    return replace(case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size)
+    return replace(
+        case, dtype="bfloat16", page_dtype="bfloat16", head_dim=head_dim, page_size=page_size
+    )
 
 
 def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") -> Arrays:
@@ -110,10 +166,12 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     num_tokens = int(query_len.sum()) + case.padding_tokens
     query_start = (np.cumsum(query_len) - query_len).astype(np.int32)
 
-    pages_per_row = -(-int(context_len.max()) // case.page_size) + 1
+    pages_per_row = ceil_div(int(context_len.max()), case.page_size) + 1
     num_pages = rows * pages_per_row + 1
     page_table = rng.permutation(num_pages).astype(np.int32)[:-1].reshape(rows, pages_per_row)
-    position = np.arange(pages_per_row * case.page_size).reshape(pages_per_row, 1, 1, case.page_size)
+    position = np.arange(pages_per_row * case.page_size).reshape(
+        pages_per_row, 1, 1, case.page_size
+    )
     begin, end = (
         each[:, None, None, None, None]
         for each in (context_len - query_len + 1 - (case.sliding_window or NO_WINDOW), context_len)
@@ -121,12 +179,18 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     seen = np.zeros((num_pages, 1, 1, case.page_size), bool)
     seen[page_table] = (position >= begin) & (position < end)
     k, v = (_pool(rng, case, seen) for _ in range(2))
-    q = rng.standard_normal((num_tokens, case.num_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
+    q = rng.standard_normal((num_tokens, case.num_heads, case.head_dim)).astype(
+        jnp.dtype(case.dtype)
+    )
     requests = RowArrays(page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
-    return Arrays(q, _lay_out(k, v, np.where(seen[:, :, 0], 1, np.float32(case.filler)), layout), requests)
+    return Arrays(
+        q, _lay_out(k, v, np.where(seen[:, :, 0], 1, np.float32(case.filler)), layout), requests
+    )
 
 
-def _pool(rng: np.random.Generator, case: Case, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _pool(
+    rng: np.random.Generator, case: Case, seen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Stored values `[N, K, D, S]`, and scales `[N, K]` if the type needs them."""
     shape = (seen.shape[0], case.num_kv_heads, case.head_dim, case.page_size)
     values = rng.standard_normal(shape).astype(np.float32)
@@ -149,8 +213,11 @@ def _lay_out(
 ) -> KVPages:
     """The same pages in a layout. A head-major page has scales of each token: those of its page times `of_token`."""
     if layout == "head_major":
-        scales = (None if scale is None else scale[..., None] * of_token for scale in (k[1], v[1]))
-        return HeadMajorPages(*(np.asarray(as_bytes(jnp.asarray(each[0]))) for each in (k, v)), *scales)  # type: ignore[arg-type]
+        scales = [None if scale is None else scale[..., None] * of_token for scale in (k[1], v[1])]
+        pages: list[Any] = [np.asarray(as_bytes(jnp.asarray(each[0]))) for each in (k, v)]
+        return HeadMajorPages(*pages, *scales)
     kv = np.stack([k[0], v[0]], axis=2).transpose(0, 4, 1, 2, 3)  # [N, S, K, 2, D]
-    scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)
+    scale = None
+    if k[1] is not None and v[1] is not None:
+        scale = np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)
     return TokenMajorPages(kv.reshape(*kv.shape[:2], -1), scale)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads, read_page
 from orca_jax.kernels.ragged_attention.api import MASKED, Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import cut_queries
+from orca_jax.values.cache_spec import ceil_div
 
 _TILE_QUERIES = 32
 _STEP_TOKENS = 128
@@ -48,30 +49,37 @@ class _GatherSoftmax(NamedTuple):
     values: Float[Array, "I K M D"]
 
 
-def ragged_attention_gather(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    requests: RowArrays,
-    scores: Scores,
+def attend(
+    q: Float[Array, "T H D"], pages: KVPages, requests: RowArrays, scores: Scores
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
     page_table, _, query_len, context_len = requests
     num_tokens, num_heads, head_dim = q.shape
-    grouped = (q.astype(jnp.float32) * scores.scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
-    attend = partial(_attend_rows, pages, scores)
-    rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
+    grouped = (q.astype(jnp.float32) * scores.scale).reshape(
+        num_tokens, num_kv_heads(pages, head_dim), -1, head_dim
+    )
+    attend_rows = partial(_attend_rows, pages, scores)
+    # increments are the first rows, and their queries the first tokens
+    rows = min(num_tokens, page_table.shape[0])
     contexts = jnp.where(query_len == 1, context_len, 0)[:rows]
-    increments = attend(_Rows(grouped[:rows, None], page_table[:rows], contexts[:, None] - 1, contexts))
+    increments = attend_rows(
+        _Rows(grouped[:rows, None], page_table[:rows], contexts[:, None] - 1, contexts)
+    )
     out = jnp.pad(increments[:, 0], ((0, num_tokens - rows), (0, 0), (0, 0)))
     if num_tokens > 1:
         size = min(_TILE_QUERIES, num_tokens)
-        tiles = cut_queries(requests, size=size, num_tokens=num_tokens, block=1, sliding_window=None)
+        tiles = cut_queries(
+            requests, size=size, num_tokens=num_tokens, block=1, sliding_window=None
+        )
         row, start, number, position, _, context = tiles.fields
         offset = jnp.arange(size, dtype=jnp.int32)
         exists = jnp.arange(row.shape[0]) < tiles.total
         token = jnp.minimum(start[:, None] + offset, num_tokens - 1)
-        used = jnp.where(exists, jnp.minimum(position + number, context), 0)  # tokens that some query sees
-        chunks = attend(_Rows(grouped[token], page_table[row], position[:, None] + offset, used))
+        # tokens that some query sees
+        used = jnp.where(exists, jnp.minimum(position + number, context), 0)
+        chunks = attend_rows(
+            _Rows(grouped[token], page_table[row], position[:, None] + offset, used)
+        )
         is_own = exists[:, None] & (offset < number[:, None])
         out = out.at[jnp.where(is_own, token, num_tokens)].set(chunks, mode="drop")
     is_used = jnp.arange(num_tokens)[:, None, None] < query_len.sum()
@@ -82,13 +90,15 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
     """Attention of all rows, in as many steps as the longest context needs."""
     count, size, kv_heads, groups, head_dim = rows.queries.shape
     step_pages = max(1, _STEP_TOKENS // pages.page_size)
-    most_steps = -(-rows.page_lists.shape[1] // step_pages)
+    most_steps = ceil_div(rows.page_lists.shape[1], step_pages)
     if scores.window is not None:
         rows = _from_window(rows, scores.window, pages.page_size)
     page_lists = jnp.pad(rows.page_lists, ((0, 0), (0, -rows.page_lists.shape[1] % step_pages)))
     visit = partial(_visit, pages, scores, rows, page_lists, step_pages)
     shape = count, kv_heads, groups * size
-    top, denominator = (jnp.broadcast_to(each, shape) for each in scores.before_tokens(kv_heads, groups, size))
+    top, denominator = (
+        jnp.broadcast_to(each, shape) for each in scores.before_tokens(kv_heads, groups, size)
+    )
     empty = _GatherSoftmax(top, denominator, jnp.zeros((*shape, head_dim)))
 
     def branch(steps: int) -> Callable[[], _GatherSoftmax]:
@@ -96,7 +106,9 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
 
     lengths = [0, *(min(2**b, most_steps) for b in range((most_steps - 1).bit_length() + 1))]
     needed = -(-rows.contexts.max() // (step_pages * pages.page_size))
-    done = lax.switch(jnp.searchsorted(jnp.array(lengths), needed), [branch(steps) for steps in lengths])
+    done = lax.switch(
+        jnp.searchsorted(jnp.array(lengths), needed), [branch(steps) for steps in lengths]
+    )
     out = done.values / jnp.maximum(done.denominator, 1e-30)[..., None]
     by_query = out.reshape(count, kv_heads, groups, size, head_dim).transpose(0, 3, 1, 2, 4)
     return by_query.reshape(count, size, kv_heads * groups, head_dim)
@@ -105,10 +117,15 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
 def _from_window(rows: _Rows, window: int | Int[Array, ""], page_size: int) -> _Rows:
     """The same rows without the pages before the window of their first query."""
     begin = jnp.maximum(rows.positions[:, 0] + 1 - window, 0) // page_size
-    page = jnp.minimum(begin[:, None] + jnp.arange(rows.page_lists.shape[1]), rows.page_lists.shape[1] - 1)
-    lists, left_out = jnp.take_along_axis(rows.page_lists, page, axis=1), begin * page_size
+    page = jnp.minimum(
+        begin[:, None] + jnp.arange(rows.page_lists.shape[1]), rows.page_lists.shape[1] - 1
+    )
+    lists = jnp.take_along_axis(rows.page_lists, page, axis=1)
+    left_out = begin * page_size
     return rows._replace(
-        page_lists=lists, positions=rows.positions - left_out[:, None], contexts=rows.contexts - left_out
+        page_lists=lists,
+        positions=rows.positions - left_out[:, None],
+        contexts=rows.contexts - left_out,
     )
 
 
@@ -150,7 +167,3 @@ def _visit(
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
     """Return None: this backend can do all shapes."""
-
-
-attend = ragged_attention_gather
-"""The name that the table of backends expects."""

@@ -14,8 +14,10 @@ from jaxtyping import Array, Int
 from orca_jax.kernels.kv_pages import RowArrays
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.work_list import lay_out
+from orca_jax.values.platforms import platform_of
 
-_SHORTEST_PIECE = 128  # tokens; in a shorter piece the partial result costs more than a tenth of its K and V
+# tokens; in a shorter piece the partial result costs more than a tenth of its K and V
+_SHORTEST_PIECE = 128
 
 ROWS = 64  # rows of a wgmma
 TILE = 2 * ROWS  # queries of a chunk that a thread block processes at once
@@ -39,7 +41,9 @@ def multiprocessors_here() -> int:
 
     Without a GPU here, for compilation only, it is 132.
     """
-    return int(getattr(jax.devices()[0], "core_count", None) or 132) if jax.default_backend() == "gpu" else 132
+    device = jax.devices()[0]
+    known = platform_of(device).has_multiprocessors
+    return int((known and getattr(device, "core_count", None)) or 132)
 
 
 class ContextPieces(NamedTuple):
@@ -59,7 +63,9 @@ def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
 def refuse_traced(scores: Scores, name: str) -> None:
     """Raise NotImplementedError if a window is not a constant: the kernels are compiled for one window."""
     if scores.layer_window is not None:
-        raise NotImplementedError(f"attention {name!r} needs a window known at compile time; unroll the layers")
+        raise NotImplementedError(
+            f"attention {name!r} needs a window known at compile time; unroll the layers"
+        )
 
 
 def cut_contexts(
@@ -86,7 +92,8 @@ def cut_contexts(
     lengths = _SHORTEST_PIECE * 2 ** jnp.arange(24, dtype=jnp.int32)
     counts = jnp.where(query_len == 1, pl.cdiv(context_len - base, lengths[:, None]), 0)  # [24, R]
     choice = jnp.argmax(counts.sum(axis=1) <= num_pieces)
-    length, count = lengths[choice], counts[choice]
+    length = lengths[choice]
+    count = counts[choice]
     row, index, begin, total = lay_out(count, num_pieces)
     first = base[row] + index * length
     fields = jnp.stack([row, first, jnp.minimum(first + length, context_len[row]), low[row]])
@@ -96,11 +103,14 @@ def cut_contexts(
 class Tiles(NamedTuple):
     """Queries of chunks, cut into tiles. A tile belongs to one request."""
 
-    fields: Int[Array, "6 I"]  # row, first query, number of queries, position of the first, first token, context length
+    # row, first query, number of queries, position of the first, first token, context length
+    fields: Int[Array, "6 I"]
     total: Int[Array, " 1"]
 
 
-def cut_queries(requests: RowArrays, *, size: int, num_tokens: int, block: int, sliding_window: int | None) -> Tiles:
+def cut_queries(
+    requests: RowArrays, *, size: int, num_tokens: int, block: int, sliding_window: int | None
+) -> Tiles:
     """Cut the requests with several queries into tiles of up to `size` consecutive queries.
 
     Args:

@@ -53,5 +53,7 @@ def _attend(
 ) -> tuple[Float[Array, "T H D"], HeadMajorPages]:
     queries = grouped_queries(q, pages, scores.scale)
     window = jnp.asarray(NO_WINDOW if scores.window is None else scores.window)
-    out, pages = attend_in_c(queries, new, pages, requests, window, scores.sinks, soft_cap=scores.soft_cap)
+    out, pages = attend_in_c(
+        queries, new, pages, requests, window, scores.sinks, soft_cap=scores.soft_cap
+    )
     return out[: len(q)].reshape(q.shape).astype(q.dtype), pages

@@ -8,11 +8,8 @@ from orca_jax.kernels.kv_pages import KVPages, RowArrays, page_tokens
 from orca_jax.kernels.ragged_attention.api import Scores
 
 
-def ragged_attention_reference(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    requests: RowArrays,
-    scores: Scores,
+def attend(
+    q: Float[Array, "T H D"], pages: KVPages, requests: RowArrays, scores: Scores
 ) -> Float[Array, "T H D"]:
     """The oracle of `ragged_attention`, for small shapes: it pads every request to T queries and P pages."""
     page_table, query_start, query_len, context_len = requests
@@ -49,11 +46,15 @@ def _attend(
     """Dense attention of one request in f32; query head h reads KV head h // G."""
     groups = q.shape[1] // k.shape[1]
     k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
-    products = jnp.einsum("thd,chd->htc", q.astype(jnp.float32), k, precision=jax.lax.Precision.HIGHEST)
+    products = jnp.einsum(
+        "thd,chd->htc", q.astype(jnp.float32), k, precision=jax.lax.Precision.HIGHEST
+    )
     capped = scores.capped(products * scores.scale)
     capped = jnp.where(visible, capped, jnp.finfo(jnp.float32).min)
     if scores.sinks is not None:  # one more column
-        column = jnp.broadcast_to(scores.sinks.astype(jnp.float32)[:, None, None], (*capped.shape[:2], 1))
+        column = jnp.broadcast_to(
+            scores.sinks.astype(jnp.float32)[:, None, None], (*capped.shape[:2], 1)
+        )
         capped = jnp.concatenate([capped, column], axis=-1)
     weights = jax.nn.softmax(capped, axis=-1)[..., : visible.shape[1]]
     return jnp.einsum("htc,chd->thd", weights, v, precision=jax.lax.Precision.HIGHEST)
@@ -61,7 +62,3 @@ def _attend(
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
     """Return None: this backend can do all shapes."""
-
-
-attend = ragged_attention_reference
-"""The name that the table of backends expects."""

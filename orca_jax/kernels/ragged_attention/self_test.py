@@ -25,10 +25,12 @@ from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import api
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
-from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
+from orca_jax.kernels.ragged_attention.xla import attend as ragged_attention_xla
+from orca_jax.values.platforms import platform_of
 
 _RUNS = 2  # of each batch: a race may show in one of them only
-_NARROW, _EXACT = 0.03, 1e-3  # allowed differences of outputs of order one: for 16 bits, for float32
+# allowed differences of outputs of order one: for 16 bits, for float32
+_NARROW, _EXACT = 0.03, 1e-3
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,24 @@ def main(argv: Sequence[str], *, needs_test: Callable[[jax.Device], bool] | None
         return 0
     following = choose(replace(trial, failed=(*trial.failed, name)), device)
     plain = {backend.name for backend in api.BACKENDS if backend.is_plain}
-    _print(implementation=name, is_plain=name in plain, plain_instead=following if following in plain else None)
+    if following not in plain:
+        following = None
+    _print(implementation=name, is_plain=name in plain, plain_instead=following)
     if name in plain:
         return 0
     try:
         problem = try_kernels(trial, name, device)
     except Exception as error:
-        _print(result="error", detail=f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}")
+        _print(
+            result="error", detail=f"{type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+        )
         return 1
     _print(result="wrong" if problem else "ok", detail=problem or "")
     return 0
 
 
 def _is_accelerator(device: jax.Device) -> bool:
-    return device.platform != "cpu"
+    return not platform_of(device).is_host
 
 
 def _print(**line: Any) -> None:
@@ -101,7 +107,9 @@ def choose(trial: Trial, device: jax.Device) -> str | None:
     if trial.implementation is not None and trial.implementation not in trial.failed:
         named = named_backend(left, trial.implementation)
         is_usable = named is not None and named.platform in (None, device.platform)
-        return named.name if named and is_usable and named.refusal(device, q, pages) is None else None
+        if named is None or not is_usable or named.refusal(device, q, pages) is not None:
+            return None
+        return named.name
     backend = first_backend(left, device, q, pages)
     assert backend is not None, "the reference refuses nothing"
     return backend.name
@@ -113,20 +121,23 @@ def batches(trial: Trial) -> dict[str, Case]:
     requests = {
         "increments": ((1, most), (1, 1), (1, trial.page_size), (1, trial.page_size + 1)),
         "chunks": ((min(70, most), most), (33, 33)),
-        "increments with chunks": ((1, most), (1, trial.page_size), (40, 40 + trial.page_size // 2), (2, 2)),
+        "increments with chunks": (
+            (1, most),
+            (1, trial.page_size),
+            (40, 40 + trial.page_size // 2),
+            (2, 2),
+        ),
     }
     heads = trial.num_heads, trial.num_kv_heads, trial.head_dim, trial.page_size
     types: Any = {"dtype": trial.dtype, "page_dtype": trial.page_dtype}
     cases = {name: Case(name, batch, *heads, **types) for name, batch in requests.items()}
-    num_tokens = 5 + max(sum(count for count, _ in case.requests) for case in cases.values())
-    return {
-        name: replace(
-            case,
-            padding_tokens=num_tokens - sum(count for count, _ in case.requests),
-            padding_rows=6 - len(case.requests),
-        )
-        for name, case in cases.items()
-    }
+    used = {name: sum([count for count, _ in batch]) for name, batch in requests.items()}
+    num_tokens = 5 + max(used.values())
+    padded = {}
+    for name, case in cases.items():
+        rows = 6 - len(case.requests)
+        padded[name] = replace(case, padding_tokens=num_tokens - used[name], padding_rows=rows)
+    return padded
 
 
 def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
@@ -135,9 +146,15 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
     backend = named_backend(api.BACKENDS, name)
     assert backend is not None, "a name from the table"
 
-    def kernels(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
-        prepared = api.prepare(device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, requests, name)
-        return api.write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scores, implementation=name)
+    def kernels(
+        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays
+    ) -> Any:
+        prepared = api.prepare(
+            device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, requests, name
+        )
+        return api.write_and_attend(
+            device, q, k, v, pages, prepared, jnp.int32(0), scores, implementation=name
+        )
 
     def plain(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
         written = write_kv(pages, k, v, requests)
@@ -148,7 +165,9 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
     allowed = _EXACT if trial.dtype == trial.page_dtype == "float32" else _NARROW
     for batch, case in batches(trial).items():
         arrays = make_arrays(case, layout="token_major")
-        new = np.random.default_rng(3).standard_normal((2, arrays.q.shape[0], case.num_kv_heads, case.head_dim))
+        new = np.random.default_rng(3).standard_normal(
+            (2, arrays.q.shape[0], case.num_kv_heads, case.head_dim)
+        )
         k, v = new.astype(jnp.dtype(case.dtype))
         given = jax.tree.map(jnp.asarray, (arrays.q, k, v, *arrays[1:]))
         for _ in range(_RUNS):
@@ -169,7 +188,8 @@ def _difference(arrays: Arrays, found: Any, wanted: Any, allowed: float) -> str 
         return "the output of padding is not finite"
     for row, context in enumerate(arrays.requests.context_len.tolist()):
         stored, right = (
-            _tokens_of(x.kv, np.asarray(arrays.requests.page_table[row]), context) for x in (pages, written)
+            _tokens_of(x.kv, np.asarray(arrays.requests.page_table[row]), context)
+            for x in (pages, written)
         )
         if not np.array_equal(stored, right):
             return "the written keys and values differ from XLA's"

@@ -130,7 +130,8 @@ class _Sight(NamedTuple):
     end: Int[Array, ""]  # end of the tokens that are read, exclusive
     low: Int[Array, " M"]  # first token visible to a row
     last: Int[Array, " M"]  # last token visible to a row
-    known: Int[Array, ""]  # without a window, every row sees all tokens from `first` up to this one, exclusive
+    # without a window, every row sees all tokens from `first` up to this one, exclusive
+    known: Int[Array, ""]
 
 
 class _TritonSoftmax(NamedTuple):
@@ -143,10 +144,14 @@ class _TritonSoftmax(NamedTuple):
 
 def _empty(shape: _TritonShape, rows: int) -> _TritonSoftmax:
     values = tuple(jnp.zeros((rows, size), jnp.float32) for _, size in shape.parts)
-    return _TritonSoftmax(jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values)
+    return _TritonSoftmax(
+        jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values
+    )
 
 
-def _attend(shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight) -> _TritonSoftmax:
+def _attend(
+    shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight
+) -> _TritonSoftmax:
     """Attend over all blocks of a program, first over those without masks."""
 
     def visit(i: jax.Array, state: _TritonSoftmax, *, is_masked: bool) -> _TritonSoftmax:
@@ -157,7 +162,9 @@ def _attend(shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight:
     clear = jnp.int32(0)
     if shape.scores.sliding_window is None:
         clear = lax.div(jnp.minimum(sight.known, sight.end) - sight.first, jnp.int32(shape.block))
-    state = lax.fori_loop(jnp.int32(0), clear, partial(visit, is_masked=False), _empty(shape, shape.rows))
+    state = lax.fori_loop(
+        jnp.int32(0), clear, partial(visit, is_masked=False), _empty(shape, shape.rows)
+    )
     return lax.fori_loop(clear, count, partial(visit, is_masked=True), state)
 
 
@@ -180,7 +187,9 @@ def _visit(
         column = (2 * sight.head + part) * shape.head_dim + begin
         return _widen(shape, cache.kv[page, slot, pl.ds(column, size)])
 
-    scores = reduce(jnp.add, (_product(x, read(0, *part).T) for x, part in zip(q, shape.parts, strict=True)))
+    scores = reduce(
+        jnp.add, (_product(x, read(0, *part).T) for x, part in zip(q, shape.parts, strict=True))
+    )
     if cache.scale is not None:
         scores = scores * cache.scale[page, 0, 2 * sight.head][None, :]
     scores = _in_bits(shape, scores)
@@ -223,15 +232,20 @@ def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C p
 
 def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
     """Scale and cap scores, in base 2, so that weights are `exp2` of them."""
-    scale, cap = shape.scores.scale, shape.scores.soft_cap
+    scale = shape.scores.scale
+    cap = shape.scores.soft_cap
     if cap is None:
         return scores * (scale * _LOG2E)
     return jnp.tanh(scores * (scale / cap)) * (cap * _LOG2E)
 
 
-def _denominator(state: _TritonSoftmax, sinks: list[Ref], heads: Int[Array, " M"]) -> Float[Array, " M"]:
+def _denominator(
+    state: _TritonSoftmax, sinks: list[Ref], heads: Int[Array, " M"]
+) -> Float[Array, " M"]:
     """The sum of the weights of each row, with that of the sink of its head."""
-    return state.denominator + sum((jnp.exp2(sink[heads] * _LOG2E - state.top) for sink in sinks), start=0.0)
+    return state.denominator + sum(
+        (jnp.exp2(sink[heads] * _LOG2E - state.top) for sink in sinks), start=0.0
+    )
 
 
 def _increments(
@@ -240,16 +254,20 @@ def _increments(
     """Normalised values and log-sum-exp in bits of each piece. Of the G + 1 rows the last one is discarded."""
 
     def kernel(q_ref: Ref, fields: Ref, total: Ref, *refs: Ref) -> None:
-        head, piece = pl.program_id(0), pl.program_id(1)
+        head = pl.program_id(0)
+        piece = pl.program_id(1)
         *inputs, out, mass = refs
 
         @pl.when(piece < total[0])
         def _exists() -> None:
             row, first, end, low = (fields[i, piece] for i in range(4))
-            first = first if shape.scores.sliding_window is None else jnp.maximum(first, low)
+            if shape.scores.sliding_window is not None:
+                first = jnp.maximum(first, low)
             group = jnp.arange(shape.rows, dtype=jnp.int32)
             mine = head * shape.groups + jnp.minimum(group, shape.groups - 1)
-            queries = tuple(q_ref[row, mine, pl.ds(*part)].astype(shape.dtype) for part in shape.parts)
+            queries = tuple(
+                q_ref[row, mine, pl.ds(*part)].astype(shape.dtype) for part in shape.parts
+            )
             lows, lasts = (jnp.full(shape.rows, 1, jnp.int32) * bound for bound in (low, end - 1))
             sight = _Sight(row, head, first, end, lows, lasts, end)
             state = _attend(shape, queries, _cache(inputs), sight)
@@ -258,7 +276,8 @@ def _increments(
                 out[piece, head, place, pl.ds(*part)] = values / state.denominator[:, None]
             mass[piece, head, place] = state.top + jnp.log2(state.denominator)
 
-    num_pieces, rows = pieces.fields.shape[1], (shape.num_kv_heads, shape.groups + 1)
+    num_pieces = pieces.fields.shape[1]
+    rows = (shape.num_kv_heads, shape.groups + 1)
     results = [
         jax.ShapeDtypeStruct((num_pieces, *rows, shape.head_dim), jnp.float32),
         jax.ShapeDtypeStruct((num_pieces, *rows), jnp.float32),
@@ -287,16 +306,19 @@ def _combine(
 
     def kernel(values_ref: Ref, mass_ref: Ref, begin: Ref, count: Ref, *refs: Ref) -> None:
         *sinks, result = refs
-        head, row = pl.program_id(0), pl.program_id(1)
+        head = pl.program_id(0)
+        row = pl.program_id(1)
         place = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), shape.groups)
 
         def add(i: jax.Array, state: _TritonSoftmax) -> _TritonSoftmax:
             piece = begin[row] + i
             mass = mass_ref[piece, head, place]
             top = jnp.maximum(state.top, mass)
-            shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
+            shrink = jnp.exp2(state.top - top)
+            weight = jnp.exp2(mass - top)
             values = tuple(
-                old * shrink[:, None] + values_ref[piece, head, place, pl.ds(*part)] * weight[:, None]
+                old * shrink[:, None]
+                + values_ref[piece, head, place, pl.ds(*part)] * weight[:, None]
                 for old, part in zip(state.values, shape.parts, strict=True)
             )
             return _TritonSoftmax(top, state.denominator * shrink + weight, values)
@@ -316,23 +338,33 @@ def _combine(
 
 
 def _chunks(
-    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles, sinks: list[jax.Array]
+    shape: _TritonShape,
+    q: Float[Array, "T H D"],
+    cache: list[jax.Array],
+    tiles: Tiles,
+    sinks: list[jax.Array],
 ) -> Float[Array, "T H D"]:
     """Attention of all tiles; the output of other tokens is not written."""
     num_tokens = q.shape[0]
 
     def kernel(q_ref: Ref, fields: Ref, total: Ref, *refs: Ref) -> None:
-        head, tile = pl.program_id(0), total[0] - 1 - pl.program_id(1)
+        head = pl.program_id(0)
+        tile = total[0] - 1 - pl.program_id(1)
         *inputs, out = refs
-        own_sinks, inputs = inputs[: len(sinks)], inputs[len(sinks) :]
+        own_sinks = inputs[: len(sinks)]
+        inputs = inputs[len(sinks) :]
 
         @pl.when(tile >= 0)
         def _exists() -> None:
             row, start, number, position, first, _ = (fields[i, tile] for i in range(6))
             index = jnp.arange(shape.rows, dtype=jnp.int32)
-            query, group = lax.div(index, jnp.int32(shape.groups)), lax.rem(index, jnp.int32(shape.groups))
-            mine, heads = jnp.minimum(query, number - 1), head * shape.groups + group
-            queries = tuple(q_ref[start + mine, heads, pl.ds(*part)].astype(shape.dtype) for part in shape.parts)
+            query = lax.div(index, jnp.int32(shape.groups))
+            group = lax.rem(index, jnp.int32(shape.groups))
+            mine = jnp.minimum(query, number - 1)
+            heads = head * shape.groups + group
+            queries = tuple(
+                q_ref[start + mine, heads, pl.ds(*part)].astype(shape.dtype) for part in shape.parts
+            )
             last = position + mine
             low = last + 1 - (shape.scores.sliding_window or 0)
             if (window := shape.scores.sliding_window) is not None:
@@ -368,7 +400,7 @@ def _launch(
     return launch
 
 
-def ragged_attention_triton(
+def attend(
     q: Float[Array, "T H D"],
     pages: KVPages,
     requests: RowArrays,
@@ -406,7 +438,8 @@ def _ragged(
     shape = _shape_of(q, pages, scores, interpret)
     kv = lax.bitcast_convert_type(pages.kv, jnp.int8) if shape.is_fp8 else pages.kv
     cache = [page_table, kv, *([] if pages.scale is None else [pages.scale])]
-    rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
+    # increments are the first rows, and their queries the first tokens
+    rows = min(num_tokens, page_table.shape[0])
     pieces = cut_contexts(
         query_len[:rows],
         context_len[:rows],
@@ -428,11 +461,15 @@ def _ragged(
             block=chunk_shape.block,
             sliding_window=scores.sliding_window,
         )
-        out = jnp.where(token < jnp.sum(query_len == 1), out, _chunks(chunk_shape, q, cache, tiles, sinks))
+        out = jnp.where(
+            token < jnp.sum(query_len == 1), out, _chunks(chunk_shape, q, cache, tiles, sinks)
+        )
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
 
 
-def _shape_of(q: jax.Array, pages: TokenMajorPages, scores: Scores, interpret: bool) -> _TritonShape:
+def _shape_of(
+    q: jax.Array, pages: TokenMajorPages, scores: Scores, interpret: bool
+) -> _TritonShape:
     """Parameters for increments: 32 KiB of K and V in a block, so that an Ampere card has room for three blocks.
 
     float32 is multiplied without tensor cores, with factors in registers. So blocks are half as large, and many rows
@@ -484,7 +521,9 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if not isinstance(pages, TokenMajorPages):
         return "attention 'triton' supports token-major pages only"
     if pages.dtype.name not in PAGE_DTYPES:
-        return f"attention 'triton' supports pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
+        return (
+            f"attention 'triton' supports pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
+        )
     if head_dim not in PARTS:
         return f"attention 'triton' supports head dims {tuple(PARTS)}, not {head_dim}"
     if q.shape[1] // num_kv_heads(pages, head_dim) > 64:
@@ -492,7 +531,3 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if pages.is_quantised and 2**31 <= pages.kv.size <= 2**32:
         return "attention 'triton' cannot address 2 to 4 GiB of 8-bit pages by 32-bit offsets; use fewer or more pages"
     return None
-
-
-attend = ragged_attention_triton
-"""The name that the table of backends expects."""

@@ -22,16 +22,16 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from orca_jax.helpers.processor import multiplies_bfloat16
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, num_kv_heads, read_page
 from orca_jax.kernels.ragged_attention.api import MASKED, Scores
-from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
 _SHORT_BLOCK = 16
 _MOST_SHORT = 2  # short blocks after the long ones; more of them take longer than one long block
 _CHANNELS = 8  # of keys in a sum of `attend_increment`
 _LANES = 16  # its sums of values for each channel
-# From here on matrix products are as fast (scripts/measure_attention.py):
+# From here on matrix products are as fast (lab/measured/attention.py):
 _MOST_CHANNELS = 512  # of all query heads of a KV head,
 _MOST_HEADS = 3  # and query heads of a single KV head
 
@@ -52,29 +52,32 @@ class _LaneSums(NamedTuple):
     values: Float[Array, "K M D 16"]
 
 
-def ragged_attention_xla(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    requests: RowArrays,
-    scores: Scores,
+def attend(
+    q: Float[Array, "T H D"], pages: KVPages, requests: RowArrays, scores: Scores
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
     page_table, query_start, query_len, context_len = requests
     queries = grouped_queries(q, pages, scores.scale)
-    attend = attention_of_blocks(queries, pages, requests, scores)
+    attend_block = attention_of_blocks(queries, pages, requests, scores)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
         if has_form(pages, queries.shape[2], queries.shape[3]):
-            query = lax.dynamic_index_in_dim(queries, query_start[row], keepdims=False).astype(jnp.float32)
+            query = lax.dynamic_index_in_dim(queries, query_start[row], keepdims=False).astype(
+                jnp.float32
+            )
             result = attend_increment(query, pages, page_table[row], context_len[row], scores)
             return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
-        return attend(row, jnp.zeros_like(row), 1, out)
+        return attend_block(row, jnp.zeros_like(row), 1, out)
 
-    out = lax.fori_loop(0, jnp.sum(query_len == 1), increment, jnp.zeros(queries.shape, jnp.float32))
-    return with_chunks(q, requests, attend, out)
+    out = lax.fori_loop(
+        0, jnp.sum(query_len == 1), increment, jnp.zeros(queries.shape, jnp.float32)
+    )
+    return with_chunks(q, requests, attend_block, out)
 
 
-def grouped_queries(q: Float[Array, "T H D"], pages: KVPages, scale: float) -> Float[Array, "B K G D"]:
+def grouped_queries(
+    q: Float[Array, "T H D"], pages: KVPages, scale: float
+) -> Float[Array, "B K G D"]:
     """The scaled queries of each KV head, in the type of products, with padding: a block may start at the last one."""
     num_tokens, _, head_dim = q.shape
     scaled = (q.astype(jnp.float32) * scale).astype(_product_type(pages))
@@ -104,7 +107,10 @@ def attention_of_blocks(
 
 
 def with_chunks(
-    q: Float[Array, "T H D"], requests: RowArrays, attend: AttendBlock, increments: Float[Array, "B K G D"]
+    q: Float[Array, "T H D"],
+    requests: RowArrays,
+    attend: AttendBlock,
+    increments: Float[Array, "B K G D"],
 ) -> Float[Array, "T H D"]:
     """The attention of all requests.
 
@@ -114,11 +120,15 @@ def with_chunks(
         attend: the function of `attention_of_blocks`.
         increments: the attention of the requests with one query. All other values are finite.
     """
-    num_tokens, query_len = q.shape[0], requests.query_len
+    num_tokens = q.shape[0]
+    query_len = requests.query_len
     block = _largest_block(num_tokens)
-    most_rest = _MOST_SHORT * _SHORT_BLOCK if _has_long(num_tokens) else 0  # queries after the long blocks
+    # queries after the long blocks
+    most_rest = _MOST_SHORT * _SHORT_BLOCK if _has_long(num_tokens) else 0
 
-    def blocks(row: jax.Array, begun: jax.Array, count: jax.Array, size: int, out: jax.Array) -> jax.Array:
+    def blocks(
+        row: jax.Array, begun: jax.Array, count: jax.Array, size: int, out: jax.Array
+    ) -> jax.Array:
         """Compute `count` blocks of `size` queries of request `row`, from its query `begun` on."""
         return lax.fori_loop(0, count, lambda i, out: attend(row, begun + i * size, size, out), out)
 
@@ -128,7 +138,9 @@ def with_chunks(
         if not _has_long(num_tokens):
             return out
         begun = num_long * block
-        return blocks(row, begun, _ceil_div(query_len[row] - begun, _SHORT_BLOCK), _SHORT_BLOCK, out)
+        return blocks(
+            row, begun, _ceil_div(query_len[row] - begun, _SHORT_BLOCK), _SHORT_BLOCK, out
+        )
 
     out = increments
     if num_tokens > 1:
@@ -155,7 +167,8 @@ def _attend_block(
 ) -> Float[Array, "B K G D"]:
     """Attention of B consecutive queries of one request, the first at position `first`."""
     size, kv_heads, groups, head_dim = q.shape
-    page_size, window = pages.page_size, scores.window
+    page_size = pages.page_size
+    window = scores.window
     heads = q.transpose(1, 2, 0, 3).reshape(kv_heads, groups * size, head_dim)  # [K, M, D]
     position = first + jnp.tile(jnp.arange(size), groups)  # [M]
     # No query sees past its own position. Queries past the request's end see up to its last token.
@@ -176,12 +189,18 @@ def _attend_block(
         if window is not None:
             is_seen &= token > first - window
         v = jnp.where(is_seen, v, jnp.zeros_like(v))  # other slots may hold NaN
-        weighted = jnp.einsum("kms,kds->kmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        weighted = jnp.einsum(
+            "kms,kds->kmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
         return _SoftmaxState(
-            top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
+            top,
+            state.denominator * shrink + weights.sum(-1),
+            state.values * shrink[..., None] + weighted,
         )
 
-    empty = _SoftmaxState(*scores.before_tokens(kv_heads, groups, size), jnp.zeros(heads.shape, jnp.float32))
+    empty = _SoftmaxState(
+        *scores.before_tokens(kv_heads, groups, size), jnp.zeros(heads.shape, jnp.float32)
+    )
     first_page = 0 if window is None else jnp.maximum(first + 1 - window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
@@ -225,7 +244,9 @@ def attend_increment(
         scores: window, cap and sinks; the factor is in `q`.
     """
     kv_heads, heads, head_dim = q.shape
-    v_pages, page_size, window = pages.v, pages.page_size, scores.window
+    v_pages = pages.v
+    page_size = pages.page_size
+    window = scores.window
     assert v_pages is not None, "see `has_form`"
     first = jnp.int32(0) if window is None else jnp.maximum(context_len - window, 0)
 
@@ -236,7 +257,8 @@ def attend_increment(
         if not is_whole:
             products = jnp.where(is_visible, products, MASKED)
         top = jnp.maximum(state.top, products.max(-1))
-        weights, shrink = jnp.exp(products - top[..., None]), jnp.exp(state.top - top)
+        weights = jnp.exp(products - top[..., None])
+        shrink = jnp.exp(state.top - top)
         values = state.values * shrink[..., None, None]
         for start in range(0, page_size, _LANES):
             part = _slice(v_pages, page_list[index], 2, start, _LANES)[:, None]
@@ -247,16 +269,23 @@ def attend_increment(
 
     empty = jnp.zeros((kv_heads, heads, head_dim, _LANES))
     state = _LaneSums(*scores.before_tokens(kv_heads, heads, 1), empty)
-    begin, end = first // page_size, _ceil_div(context_len, page_size)
+    begin = first // page_size
+    end = _ceil_div(context_len, page_size)
     partial = begin
     if window is None:
         partial = context_len // page_size
-        state = lax.fori_loop(begin, partial, lambda index, state: visit(index, state, is_whole=True), state)
-    state = lax.fori_loop(partial, end, lambda index, state: visit(index, state, is_whole=False), state)
+        state = lax.fori_loop(
+            begin, partial, lambda index, state: visit(index, state, is_whole=True), state
+        )
+    state = lax.fori_loop(
+        partial, end, lambda index, state: visit(index, state, is_whole=False), state
+    )
     return state.values.sum(-1) / state.denominator[..., None]
 
 
-def _products(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int[Array, ""]) -> Float[Array, "K M S"]:
+def _products(
+    q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int[Array, ""]
+) -> Float[Array, "K M S"]:
     """Inner products of the queries and the keys of one page."""
     kv_heads, heads, head_dim = q.shape
     groups = head_dim // _CHANNELS
@@ -264,7 +293,9 @@ def _products(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int
     queries = q.reshape(kv_heads, heads, groups, _CHANNELS, 1)
     sums = jnp.zeros(())
     for channel in range(_CHANNELS):
-        sums = sums + queries[:, :, :, channel] * _slice(grouped, page, 2, channel, 1)[:, None, :, 0]
+        sums = (
+            sums + queries[:, :, :, channel] * _slice(grouped, page, 2, channel, 1)[:, None, :, 0]
+        )
     # Fused with the next sum, the loop over groups would be the inner one, and jump about the page.
     parts = lax.optimization_barrier(sums)
     scores = parts[:, :, 0]
@@ -273,12 +304,19 @@ def _products(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int
     return scores
 
 
-def _slice(pool: Array, page: Int[Array, ""], axis: int, start: int, size: int) -> Float[Array, "..."]:
+def _slice(
+    pool: Array, page: Int[Array, ""], axis: int, start: int, size: int
+) -> Float[Array, "..."]:
     """Part of one page along an axis of the page, in float32."""
-    starts, sizes = [jnp.zeros_like(page)] * pool.ndim, list(pool.shape)
-    starts[0], sizes[0] = page, 1
-    starts[axis + 1], sizes[axis + 1] = jnp.asarray(start, page.dtype), size
-    return lax.dynamic_slice(pool, starts, sizes, allow_negative_indices=False)[0].astype(jnp.float32)
+    starts = [jnp.zeros_like(page)] * pool.ndim
+    sizes = list(pool.shape)
+    starts[0] = page
+    sizes[0] = 1
+    starts[axis + 1] = jnp.asarray(start, page.dtype)
+    sizes[axis + 1] = size
+    return lax.dynamic_slice(pool, starts, sizes, allow_negative_indices=False)[0].astype(
+        jnp.float32
+    )
 
 
 def _product_type(pages: KVPages) -> DTypeLike:
@@ -294,7 +332,3 @@ def _ceil_div(a: jax.Array, b: int) -> jax.Array:
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> None:
     """Return None: this backend can do all shapes."""
-
-
-attend = ragged_attention_xla
-"""The name that the table of backends expects."""

@@ -8,10 +8,14 @@ from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, wr
 
 
 def convolve(
-    x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N S"], rows: StateRows
+    x: Float[Array, "T C"],
+    kernel: Float[Array, "W C"],
+    states: Float[Array, "N S"],
+    rows: StateRows,
 ) -> tuple[Float[Array, "T C"], Float[Array, "N S"]]:
     """The oracle of `short_conv`."""
-    tokens, taps = token_rows(rows, x.shape[0]), kernel.astype(jnp.float32)
+    tokens = token_rows(rows, x.shape[0])
+    taps = kernel.astype(jnp.float32)
 
     def step(
         seen: Float[Array, "R W1 C"], token: tuple[Float[Array, " C"], Int[Array, ""], Array]

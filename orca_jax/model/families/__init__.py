@@ -39,8 +39,33 @@ from orca_jax.model.families.states.minimax import MINIMAX
 from orca_jax.model.families.states.nemotron_h import NEMOTRON_H
 from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
-_DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
-_NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
+_DENSE = (
+    GPT2,
+    LLAMA,
+    QWEN2,
+    MISTRAL,
+    QWEN3,
+    PHI3,
+    OLMO2,
+    GEMMA2,
+    GEMMA3_TEXT,
+    GEMMA3,
+    GPT_NEOX,
+    OPT,
+)
+_NEAR = (
+    GEMMA,
+    VAULTGEMMA,
+    OLMO3,
+    MINISTRAL,
+    SEED_OSS,
+    STARCODER2,
+    GPT_BIGCODE,
+    GPT_NEO,
+    BIOGPT,
+    CWM,
+    INTERNLM3,
+)
 _WITH_EXPERTS = (
     MIXTRAL,
     QWEN2_MOE,
@@ -55,8 +80,25 @@ _WITH_EXPERTS = (
     *GRANITES,
     *NEAR_QWEN,
 )
-_WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, replace(DEEPSEEK_V3, name="kimi_k2", models="Kimi K2"))
-_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA, FALCON_H1, NEMOTRON_H)
+_WITH_LATENTS = (
+    YOUTU,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    replace(DEEPSEEK_V3, name="kimi_k2", models="Kimi K2"),
+)
+_WITH_STATES = (
+    LFM2,
+    LFM2_MOE,
+    LFM3,
+    MINIMAX,
+    QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5_MOE_TEXT,
+    BAMBA,
+    FALCON_H1,
+    NEMOTRON_H,
+)
 
 _ALL = (
     *_DENSE,

@@ -1,12 +1,12 @@
 """The declaration of a family of checkpoints: names of its options and weights. Plain data, no arrays."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families.values import HfConfig
+from orca_jax.values.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class JoinedPart:
         first, stop = self.pairs
         if stop > first:
             second, pair = divmod(offset - first, (stop - first) // 2)
-            offset = offset + ((first <= offset) & (offset < stop)) * (first + 2 * pair + second - offset)
+            offset = offset + ((first <= offset) & (offset < stop)) * (
+                first + 2 * pair + second - offset
+            )
         return group * sum(self.sizes) + sum(self.sizes[: self.index]) + offset
 
 
@@ -87,18 +89,34 @@ def words(text: str) -> frozenset[str]:
 def paired(rows: tuple[Weight, ...], config: ModelConfig) -> tuple[Weight, ...]:
     """The rows, with pairs side by side for the projections to queries and keys."""
     heads = {"query": config.num_heads, "key": config.num_kv_heads // config.kv_copies}
-    rotated = config.head_dim if config.rope is None else config.rope.rotated_dim or config.head_dim
+    rotated = config.head_dim
+    if config.rope is not None:
+        rotated = config.rope.rotated_dim or rotated
     parts = {
         f"blocks.attention.{name}": JoinedPart(0, (config.head_dim,), number, (0, rotated))
         for name, number in heads.items()
     }
-    return tuple(replace(row, part=parts.get(row.path.rpartition(".")[0], row.part)) for row in rows)
+    return tuple(
+        replace(row, part=parts.get(row.path.rpartition(".")[0], row.part)) for row in rows
+    )
 
 
 def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
     """Rows for a linear layer with a matrix stored as [out, in]."""
     kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
-    return (kernel, Weight(f"{key}.bias", f"{path}.bias")) if bias else (kernel,)
+    if bias:
+        return (kernel, Weight(f"{key}.bias", f"{path}.bias"))
+    return (kernel,)
+
+
+def linears(
+    names: Mapping[str, str], key: str, path: str, *, bias: bool = False
+) -> tuple[Weight, ...]:
+    """Rows for linear layers below `key` and `path`. `names` has ours by theirs."""
+    rows: list[Weight] = []
+    for theirs, ours in names.items():
+        rows += linear(f"{key}.{theirs}", f"{path}.{ours}", bias=bias)
+    return tuple(rows)
 
 
 def norm(key: str, path: str) -> tuple[Weight, Weight]:
@@ -106,9 +124,33 @@ def norm(key: str, path: str) -> tuple[Weight, Weight]:
     return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
 
 
-def head(config: ModelConfig, key: str = "lm_head.weight", others: tuple[str, ...] = ()) -> tuple[Weight, ...]:
+def norms(names: Mapping[str, str]) -> tuple[Weight, ...]:
+    """Rows for LayerNorms: our paths by their keys."""
+    rows: list[Weight] = []
+    for key, path in names.items():
+        rows += norm(key, path)
+    return tuple(rows)
+
+
+def rows_if(exists: object, *rows: Weight) -> tuple[Weight, ...]:
+    """The rows of a part; none unless it `exists`."""
+    if exists:
+        return rows
+    return ()
+
+
+def with_change(rows: Iterable[Weight], path: str, **fields: Any) -> tuple[Weight, ...]:
+    """The rows, with other values of some fields for the parameter `path`."""
+    return tuple(replace(row, **fields) if row.path == path else row for row in rows)
+
+
+def head(
+    config: ModelConfig, key: str = "lm_head.weight", others: tuple[str, ...] = ()
+) -> tuple[Weight, ...]:
     """The row of the unembedding; none if it is the embedding. `others` are as in `Weight`."""
-    return () if config.tied_embeddings else (Weight(key, "head.table", prefixed=False, others=others),)
+    if config.tied_embeddings:
+        return ()
+    return (Weight(key, "head.table", prefixed=False, others=others),)
 
 
 @dataclass(frozen=True)

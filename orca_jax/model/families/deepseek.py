@@ -7,14 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import LatentConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, words
 from orca_jax.model.families.experts import HARMLESS
-from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, dense_layers_first, grouped_experts, mixture_weights
+from orca_jax.model.families.mixtures.sigmoid import (
+    GROUPED_KEYS,
+    dense_layers_first,
+    grouped_experts,
+    mixture_weights,
+)
 from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import LatentConfig
 
 _KEYS = llama.KEYS | words(
     "attention_bias kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim rope_interleave v_head_dim"
@@ -33,7 +38,9 @@ def deepseek_v3_from_hf(hf: HfConfig) -> ModelConfig:
     config = read_latents(hf, "deepseek_v3")
     num_dense = get_count(hf, "first_k_dense_replace", 3)
     others = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
-    return replace(config, **grouped_experts(hf, config, (256, 8, 2048), num_dense=num_dense, others=others))
+    return replace(
+        config, **grouped_experts(hf, config, (256, 8, 2048), num_dense=num_dense, others=others)
+    )
 
 
 def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
@@ -41,7 +48,9 @@ def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
     config = read_latents(hf, "glm4_moe_lite", (768, 192, 256), norm_eps=1e-5)
     num_dense = dense_layers_first(hf, config.num_layers, 1)
     others = {"routed_scaling_factor": 1.8}
-    return replace(config, **grouped_experts(hf, config, (64, 4, 1536), num_dense=num_dense, others=others))
+    return replace(
+        config, **grouped_experts(hf, config, (64, 4, 1536), num_dense=num_dense, others=others)
+    )
 
 
 def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
@@ -53,17 +62,25 @@ def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
     if not get_bool(hf, "rope_interleave", True):
         raise refusal("rope_interleave", "must be true", False)
     num_dense = get_count(hf, "first_k_dense_replace", 0)
-    found = grouped_experts(hf, config, (64, 6, 1407), num_dense=num_dense, others={"n_shared_experts": 2})
+    found = grouped_experts(
+        hf, config, (64, 6, 1407), num_dense=num_dense, others={"n_shared_experts": 2}
+    )
     experts = found["experts"]
     router = replace(experts.router, scores="softmax", has_bias=False, best_of_group=1)
     if method != "group_limited_greedy":
         router = replace(router, groups=1, used_groups=1)
     # transformers does not read `norm_topk_prob` here.
-    return replace(config, **found | {"experts": replace(experts, router=router, is_normalised=False)})
+    return replace(
+        config, **found | {"experts": replace(experts, router=router, is_normalised=False)}
+    )
 
 
 def read_latents(
-    hf: HfConfig, family: str, defaults: tuple[int, int, int] = (1536, 128, 128), *, norm_eps: float = 1e-6
+    hf: HfConfig,
+    family: str,
+    defaults: tuple[int, int, int] = (1536, 128, 128),
+    *,
+    norm_eps: float = 1e-6,
 ) -> ModelConfig:
     """Read the keys of a model with latent attention, beside those of its MLPs.
 
@@ -82,19 +99,25 @@ def read_latents(
     if config.head_dim != rotated:
         raise refusal("head_dim", f"must be qk_rope_head_dim {rotated}", config.head_dim)
     if config.num_kv_heads != config.num_heads:
-        raise refusal("num_key_value_heads", f"must be num_attention_heads {config.num_heads}", config.num_kv_heads)
+        raise refusal(
+            "num_key_value_heads",
+            f"must be num_attention_heads {config.num_heads}",
+            config.num_kv_heads,
+        )
     head_dim = get_int(hf, "qk_nope_head_dim", defaults[1]) + rotated
     positions = config.rope
     assert positions is not None, "read_shape reads them"
     scale = head_dim**-0.5
     if positions.kind == "yarn" and positions.mscale_all_dim:
         scale *= positions.yarn_magnitude(positions.mscale_all_dim) ** 2
-    has_query_rank = "q_lora_rank" not in hf or hf["q_lora_rank"] is not None
+    query_rank = None
+    if hf.get("q_lora_rank", defaults[0]) is not None:
+        query_rank = get_int(hf, "q_lora_rank", defaults[0])
     latent = LatentConfig(
         rank=get_int(hf, "kv_lora_rank", 512),
         rotated_dim=rotated,
         value_dim=get_int(hf, "v_head_dim", defaults[2]),
-        query_rank=get_int(hf, "q_lora_rank", defaults[0]) if has_query_rank else None,
+        query_rank=query_rank,
         is_interleaved=get_bool(hf, "rope_interleave", True),
     )
     return replace(
@@ -111,23 +134,31 @@ def read_latents(
 
 def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights of attention, with their norms."""
-    latent, bias = config.latent, config.attention_bias
+    latent = config.latent
+    bias = config.attention_bias
     assert latent is not None, "the family has latents"
     theirs, ours = "layers.{layer}.self_attn", "blocks.latent_attention"
-    rotated, sizes = latent.rotated_dim, (latent.rank, latent.rotated_dim)
+    rotated = latent.rotated_dim
+    sizes = (latent.rank, latent.rotated_dim)
 
     def pairs(first: int) -> tuple[int, int]:
-        return (first, first + rotated) if latent.is_interleaved else (0, 0)
+        if latent.is_interleaved:
+            return (first, first + rotated)
+        return (0, 0)
 
     query = JoinedPart(0, (config.head_dim,), config.num_heads, pairs(config.head_dim - rotated))
     parts = {"latent": JoinedPart(0, sizes), "rotated_key": JoinedPart(1, sizes, pairs=pairs(0))}
     rows: list[Weight] = []
     for name, part in parts.items():
-        rows += [replace(row, part=part) for row in linear(f"{theirs}.kv_a_proj_with_mqa", f"{ours}.{name}", bias=bias)]
+        rows += [
+            replace(row, part=part)
+            for row in linear(f"{theirs}.kv_a_proj_with_mqa", f"{ours}.{name}", bias=bias)
+        ]
+    key = "q_proj"
     if latent.query_rank is not None:
+        key = "q_b_proj"
         rows += linear(f"{theirs}.q_a_proj", f"{ours}.query_down", bias=bias)
         rows += [Weight(f"{theirs}.q_a_layernorm.weight", f"{ours}.query_norm.scale")]
-    key = "q_proj" if latent.query_rank is None else "q_b_proj"
     return (
         *rows,
         Weight(f"{theirs}.{key}.weight", f"{ours}.query.kernel", transpose=True, part=query),
@@ -161,8 +192,8 @@ YOUTU = Family(
 )
 
 
-_UNREAD = frozenset(
-    {"aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "seq_aux"}
+_UNREAD = words(
+    "aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers qk_head_dim seq_aux"
 )
 
 
@@ -180,7 +211,11 @@ def _with_experts(
         prefixes=llama.PREFIXES,
         ignored=llama.IGNORED,
         has_further_layers=True,
-        fixed={"moe_layer_freq": (1, None), "scoring_func": (options["scores"], None), **options["fixed"]},
+        fixed={
+            "moe_layer_freq": (1, None),
+            "scoring_func": (options["scores"], None),
+            **options["fixed"],
+        },
         aliases={"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"},
         harmless=HARMLESS | _UNREAD,
     )

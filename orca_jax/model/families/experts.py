@@ -2,20 +2,28 @@
 
 from collections.abc import Mapping
 
-from orca_jax.errors import ConfigError
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.families.values import HfConfig, get_int
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import ExpertsConfig
 
 HARMLESS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
 """Keys of training: the loss that balances the experts, and noise on the inputs of the router."""
 
-EVERY_LAYER: Mapping[str, tuple[object, ...]] = {"decoder_sparse_step": (1, None), "mlp_only_layers": ([], None)}
+EVERY_LAYER: Mapping[str, tuple[object, ...]] = {
+    "decoder_sparse_step": (1, None),
+    "mlp_only_layers": ([], None),
+}
 """Keys for models in which only some layers have experts, with the values for experts in all layers."""
 
 
 def read_experts(
-    hf: HfConfig, count_key: str, defaults: tuple[int, int], *, is_normalised: bool, shared_dim: int = 0
+    hf: HfConfig,
+    count_key: str,
+    defaults: tuple[int, int],
+    *,
+    is_normalised: bool,
+    shared_dim: int = 0,
 ) -> ExpertsConfig:
     """Read the number of experts, and of those of each token.
 
@@ -29,14 +37,17 @@ def read_experts(
     Raises:
         ConfigError: a number is not a positive integer, or a token has more experts than there are.
     """
-    count, per_token = get_int(hf, count_key, defaults[0]), get_int(hf, "num_experts_per_tok", defaults[1])
+    count = get_int(hf, count_key, defaults[0])
+    per_token = get_int(hf, "num_experts_per_tok", defaults[1])
     if per_token > count:
         message = f"config.json: num_experts_per_tok {per_token} is more than {count_key} {count}"
         raise ConfigError(message, param="num_experts_per_tok")
     return ExpertsConfig(count, per_token, is_normalised, shared_dim)
 
 
-def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> tuple[Weight, ...]:
+def expert_weights(
+    key: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> tuple[Weight, ...]:
     """Rows for the router and the experts of a layer, each with tensors of its own.
 
     Args:
@@ -51,7 +62,9 @@ def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_pro
     return Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True), *rows
 
 
-def joined_experts(gate_up: str, down: str, width: int, *, transpose: bool = True) -> tuple[Weight, ...]:
+def joined_experts(
+    gate_up: str, down: str, width: int, *, transpose: bool = True
+) -> tuple[Weight, ...]:
     """Rows for experts whose matrices are in two tensors of a layer.
 
     Args:

@@ -8,27 +8,34 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, Weight, words
+from orca_jax.model.families.base import Family, Weight, with_change, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.keys import check_keys
 from orca_jax.model.families.values import HfConfig, get_float, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_gemma
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
-_KEYS = words("attention_bias final_logit_softcapping layer_types query_pre_attn_scalar sliding_window")
+_KEYS = words(
+    "attention_bias final_logit_softcapping layer_types query_pre_attn_scalar sliding_window"
+)
 # `hidden_act` is not read by transformers either, and neither are these notes of the windows.
-_HARMLESS = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act", "sliding_window_size"})
+_HARMLESS = frozenset(
+    {"_sliding_window_pattern", "cache_implementation", "hidden_act", "sliding_window_size"}
+)
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
 _GLOBAL = rope.RopeRules(theta=1e6, part="full_attention", kinds=("default", "linear"))
-_LOCAL = rope.RopeRules(theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear"))
+_LOCAL = rope.RopeRules(
+    theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear")
+)
 
 
 def _gemma(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     return {
         **llama.attention_biases(hf),
-        "activation": "gelu_tanh" if config.activation == "gelu" else config.activation,  # as in transformers
+        # as in transformers
+        "activation": "gelu_tanh" if config.activation == "gelu" else config.activation,
         "embedding_scale": config.embed_dim**0.5,
         "norm_offset": 1.0,
     }
@@ -73,7 +80,11 @@ def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
         raise refusal("text_config", "must be an object or null", text)
     # The head and the end tokens are those of the whole model.
     outer = {key: hf.get(key) for key in ("tie_word_embeddings", "eos_token_id", "bos_token_id")}
-    whole = {"model_type": "gemma3_text", **(text or {}), **{key: value for key, value in outer.items() if key in hf}}
+    whole = {
+        "model_type": "gemma3_text",
+        **(text or {}),
+        **{key: value for key, value in outer.items() if key in hf},
+    }
     if whole["model_type"] != "gemma3_text":
         raise refusal("text_config", "must have the model_type gemma3_text", whole["model_type"])
     if whole.get("final_logit_softcapping") is not None:
@@ -83,16 +94,16 @@ def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
         check_keys(whole, GEMMA3_TEXT)
         config = GEMMA3_TEXT.config_from_hf(whole)
     except ConfigError as error:
-        raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
+        raise ConfigError(
+            error.message.replace("json:", "json: text_config:", 1), param=error.param
+        ) from None
     return replace(config, family="gemma3")
 
 
 def gemma3_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. An untied head may be inside or outside the model of texts."""
-    return tuple(
-        replace(weight, others=("language_model.lm_head.weight",)) if weight.path == "head.table" else weight
-        for weight in llama.weights(config)
-    )
+    others = ("language_model.lm_head.weight",)
+    return with_change(llama.weights(config), "head.table", others=others)
 
 
 def _both_norms(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -125,7 +136,9 @@ GEMMA = near_llama(
     harmless=frozenset({"hidden_activation"}),  # not read by transformers either
 )
 _KEYS_2 = _KEYS | {"attn_logit_softcapping"}
-GEMMA2 = near_llama("gemma2", "Gemma 2", "Gemma2", _SHAPE_2, _gemma2, _KEYS_2, fixed=_CAUSAL, harmless=_HARMLESS)
+GEMMA2 = near_llama(
+    "gemma2", "Gemma 2", "Gemma2", _SHAPE_2, _gemma2, _KEYS_2, fixed=_CAUSAL, harmless=_HARMLESS
+)
 VAULTGEMMA = near_llama(
     "vaultgemma",
     "VaultGemma",
@@ -157,5 +170,7 @@ GEMMA3 = Family(
     weights=gemma3_weights,
     prefixes=("language_model.model.", "model.language_model.", "language_model."),
     ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
-    harmless=words("boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config"),
+    harmless=words(
+        "boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config"
+    ),
 )

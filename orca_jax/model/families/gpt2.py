@@ -3,7 +3,6 @@
 import re
 from typing import NamedTuple
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, norm
 from orca_jax.model.families.values import (
     HfConfig,
@@ -16,6 +15,7 @@ from orca_jax.model.families.values import (
     get_layers,
     token_ids,
 )
+from orca_jax.values.config import ModelConfig
 
 
 class GPTKeys(NamedTuple):
@@ -99,7 +99,9 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
 
 def _linear(key: str, path: str, part: JoinedPart | None = None) -> tuple[Weight, Weight]:
     """Rows for a linear layer. GPT-2 stores its matrices as [in, out], so nothing is transposed."""
-    return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(f"{key}.bias", f"{path}.bias", part=part)
+    return Weight(f"{key}.weight", f"{path}.kernel", part=part), Weight(
+        f"{key}.bias", f"{path}.bias", part=part
+    )
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -129,7 +131,8 @@ GPT2 = Family(
     architectures=("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     weights=weights,
     prefixes=("transformer.", ""),
-    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),  # causal masks of old checkpoints
+    # causal masks of old checkpoints
+    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),
     fixed={"scale_attn_weights": (True, None), "scale_attn_by_inverse_layer_idx": (False, None)},
     aliases={
         "hidden_size": "n_embd",

@@ -3,10 +3,10 @@
 import re
 from dataclasses import replace
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import gpt2, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
 from orca_jax.model.families.values import HfConfig, get_bool
+from orca_jax.values.config import ModelConfig
 
 _ROPE = rope.RopeRules(theta_key="rotary_emb_base", share_key="rotary_pct", share=0.25)
 _OWN_KEYS = {"attention_bias", "rotary_emb_base", "rotary_pct", "use_parallel_residual"}
@@ -24,7 +24,8 @@ _KEYS = gpt2.GPTKeys(
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of GPT-NeoX; raises `ConfigError` as `gpt2.read_shape` does."""
-    config, bias = gpt2.read_shape(hf, "gpt_neox", _KEYS), get_bool(hf, "attention_bias", True)
+    config = gpt2.read_shape(hf, "gpt_neox", _KEYS)
+    bias = get_bool(hf, "attention_bias", True)
     rotary, max_positions = rope.read_rope(hf, config.head_dim, config.max_positions, _ROPE)
     return replace(
         config,
@@ -42,7 +43,8 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     layer, key = "layers.{layer}", "layers.{layer}.attention.query_key_value"
     joined: list[Weight] = []
     for index, name in enumerate(("query", "key", "value")):
-        path, part = f"blocks.attention.{name}", JoinedPart(index, (config.head_dim,) * 3, config.num_heads)
+        path = f"blocks.attention.{name}"
+        part = JoinedPart(index, (config.head_dim,) * 3, config.num_heads)
         joined.append(Weight(f"{key}.weight", f"{path}.kernel", transpose=True, part=part))
         if config.attention_bias:
             joined.append(Weight(f"{key}.bias", f"{path}.bias", part=part))
@@ -68,5 +70,7 @@ GPT_NEOX = Family(
     weights=weights,
     prefixes=("gpt_neox.", ""),
     # Causal masks and constants of old checkpoints.
-    ignored=re.compile(r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
+    ignored=re.compile(
+        r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
+    ),
 )

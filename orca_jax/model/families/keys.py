@@ -6,12 +6,12 @@ with an effect on the arithmetic is ignored.
 
 from collections.abc import Mapping, Sequence
 
-from orca_jax.checks import closest, short
-from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family
+from orca_jax.model.families.base import Family, words
 from orca_jax.model.families.values import HfConfig, is_same, refusal
+from orca_jax.values.checks import closest, short
+from orca_jax.values.errors import ConfigError
 
-SHARED = frozenset({"model_type", "architectures", "auto_map", "tie_word_embeddings", "eos_token_id", "bos_token_id"})
+SHARED = words("model_type architectures auto_map tie_word_embeddings eos_token_id bos_token_id")
 """Keys that are read for every family."""
 
 FIXED: Mapping[str, tuple[object, ...]] = {
@@ -34,119 +34,49 @@ FIXED: Mapping[str, tuple[object, ...]] = {
 }
 """Keys with an effect on the arithmetic, and their values without one."""
 
-HARMLESS: Mapping[str, tuple[str, ...]] = {
-    "notes of the program that wrote the file": (
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
-        "author",
-        "created_date",
-        "description",
-        "finetuning_task",
-        "is_llama_config",
-        "is_matryoshka",
-        "matryoshka_dimensions",
-        "license",
-        "n_special",
-        "name_or_path",
-        "predict_special_tokens",
-        "transformers.js_config",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
+HARMLESS: Mapping[str, frozenset[str]] = {
+    "notes of the program that wrote the file": words(
+        "_attn_implementation_autoset _commit_hash _name_or_path author created_date description "
+        "finetuning_task is_llama_config is_matryoshka matryoshka_dimensions license n_special "
+        "name_or_path predict_special_tokens transformers.js_config transformers_version "
+        "unsloth_fixed unsloth_version"
     ),
-    "training: dropout, initial values, memory": (
-        "attention_dropout",
-        "attention_probs_dropout_prob",
-        "attn_pdrop",
-        "embd_pdrop",
-        "gradient_checkpointing",
-        "hidden_dropout",
-        "hidden_dropout_prob",
-        "initializer_range",
-        "resid_pdrop",
-        "tf_legacy_loss",
-        "use_bfloat16",
+    "training: dropout, initial values, memory": words(
+        "attention_dropout attention_probs_dropout_prob attn_pdrop embd_pdrop "
+        "gradient_checkpointing hidden_dropout hidden_dropout_prob initializer_range resid_pdrop "
+        "tf_legacy_loss use_bfloat16"
     ),
-    "the type of the stored weights; --dtype sets the type here": ("dtype", "torch_dtype"),
-    "heads for other tasks": (
-        "_num_labels",
-        "classifier_dropout",
-        "id2label",
-        "label2id",
-        "num_labels",
-        "problem_type",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
+    "the type of the stored weights; --dtype sets the type here": words("dtype torch_dtype"),
+    "heads for other tasks": words(
+        "_num_labels classifier_dropout id2label label2id num_labels problem_type "
+        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+        "summary_use_proj"
     ),
-    "the same results, computed otherwise": (
-        "_attn_implementation",
-        "_flash_attn_2_enabled",
-        "attn_implementation",
-        "chunk_size_feed_forward",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "pretraining_tp",
-        "reorder_and_upcast_attn",
-        "return_dict",
-        "torchscript",
-        "use_cache",
-        "xla_device",
+    "the same results, computed otherwise": words(
+        "_attn_implementation _flash_attn_2_enabled attn_implementation chunk_size_feed_forward "
+        "output_attentions output_hidden_states output_past pretraining_tp reorder_and_upcast_attn "
+        "return_dict torchscript use_cache xla_device"
     ),
-    "roles in models of another kind": (
-        "decoder_start_token_id",
-        "is_decoder",
-        "tie_encoder_decoder",
-        "type_vocab_size",
+    "roles in models of another kind": words(
+        "decoder_start_token_id is_decoder tie_encoder_decoder type_vocab_size"
     ),
-    "tokenizers and prompts": (
-        "mask_token_id",
-        "model_max_length",
-        "pad_token_id",
-        "prefix",
-        "sep_token_id",
-        "task_specific_params",
-        "tokenizer_class",
-        "unk_token_id",
+    "tokenizers and prompts": words(
+        "_pad_token_id mask_token_id model_max_length pad_token_id prefix sep_token_id "
+        "task_specific_params tokenizer_class unk_token_id"
     ),
-    "limits that transformers does not read": ("max_sequence_length", "n_ctx"),
-    "defaults of generate(), read with the sampling defaults (text/generation_config.py)": (
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "diversity_penalty",
-        "do_sample",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "length_penalty",
-        "max_length",
-        "max_new_tokens",
-        "min_length",
-        "min_p",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_scores",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict_in_generate",
-        "suppress_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
+    "limits that transformers does not read": words("max_sequence_length n_ctx"),
+    "defaults of generate(), read with the sampling defaults (text/generation_config.py)": words(
+        "bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping "
+        "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
+        "forced_eos_token_id length_penalty max_length max_new_tokens min_length min_p "
+        "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores "
+        "remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens "
+        "temperature top_k top_p typical_p"
     ),
 }
 """Keys without effect on the logits, by the reason. Their values are not read."""
 
-_IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
+_IGNORED = frozenset().union(*HARMLESS.values())
 _OWN_CODE = frozenset({"AutoConfig", "AutoModel", "AutoModelForCausalLM"})
 _QUANTISED = (
     "weights quantised by other programs (GPTQ, AWQ, bitsandbytes) are not read; use the model's weights without "
@@ -183,7 +113,9 @@ def check_keys(hf: HfConfig, family: Family) -> None:
 
 
 def _unknown(keys: Sequence[str], read: Sequence[str], family: Family) -> ConfigError:
-    names = ", ".join(short(key) for key in keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+    names = ", ".join(short(key) for key in keys[:5]) + (
+        f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    )
     near = closest(keys[0][:50], read)
     hint = "if" if near is None else f"did you mean {near!r}? If not, and"
     message = (
@@ -196,7 +128,9 @@ def _unknown(keys: Sequence[str], read: Sequence[str], family: Family) -> Config
 def _check_classes(hf: HfConfig, family: Family) -> None:
     """Refuse models of another class, and those with code of their own. Such code is never run here."""
     classes = hf.get("architectures")
-    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+    if classes is not None and not (
+        isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    ):
         raise refusal("architectures", "must be a list of names", classes)
     if classes and not set(classes) & set(family.architectures):
         raise ConfigError(

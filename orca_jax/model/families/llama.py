@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.families import rope, sizes
-from orca_jax.model.families.base import Family, Weight, head, linear
+from orca_jax.model.families.base import Family, Weight, head, linear, linears, rows_if
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -19,6 +17,8 @@ from orca_jax.model.families.values import (
     get_layers,
     token_ids,
 )
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 KEYS = frozenset({*sizes.KEYS, *rope.KEYS, "hidden_act", "partial_rotary_factor", "rms_norm_eps"})
 """The keys read by `read_shape`."""
@@ -26,7 +26,10 @@ KEYS = frozenset({*sizes.KEYS, *rope.KEYS, "hidden_act", "partial_rotary_factor"
 _NORMS: Mapping[str, Mapping[str, str]] = {
     "normed": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "pre_norm": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    "post_norm": {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+    "post_norm": {
+        "attention_norm": "post_attention_layernorm",
+        "mlp_norm": "post_feedforward_layernorm",
+    },
     "both_norms": {
         "attention_norm": "input_layernorm",
         "attention_out_norm": "post_attention_layernorm",
@@ -78,13 +81,18 @@ def read_shape(
     Raises:
         ConfigError: as in `config_from_hf`.
     """
-    own = sizes.SIZES.get(family, {}) if defaults is None else defaults
-    defaults = {**sizes.SIZES["llama"], **own}
+    if defaults is None:
+        defaults = sizes.SIZES.get(family, {})
+    defaults = {**sizes.SIZES["llama"], **defaults}
     embed = get_int(hf, "hidden_size", defaults["hidden_size"])
     heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
-    groups = heads if "num_key_value_heads" in hf else defaults.get("num_key_value_heads", heads)  # null: as heads
+    groups = defaults.get("num_key_value_heads", heads)
+    if "num_key_value_heads" in hf:  # null: as heads
+        groups = heads
     kv_heads = get_int(hf, "num_key_value_heads", groups)
-    width = None if "head_dim" in hf else defaults.get("head_dim")  # null: a share of the embedding
+    width = defaults.get("head_dim")
+    if "head_dim" in hf:  # null: a share of the embedding
+        width = None
     if hf.get("head_dim") is None and width is None and embed % heads:
         raise ConfigError(
             f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}; set head_dim",
@@ -123,7 +131,10 @@ def read_shape(
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    return (*weights_beside_mlp(config), *mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=config.mlp_bias))
+    return (
+        *weights_beside_mlp(config),
+        *mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=config.mlp_bias),
+    )
 
 
 def mlp_weights(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
@@ -148,21 +159,23 @@ def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
         Weight(f"{attention}.q_norm.weight", "blocks.attention.query_norm.scale"),
         Weight(f"{attention}.k_norm.weight", "blocks.attention.key_norm.scale"),
     )
-    projections = [
-        linear(f"{attention}.{name}", f"blocks.attention.{ours}", bias=config.attention_bias)
-        for name, ours in qkv.items()
-    ]
     return (
-        *(row for rows in projections for row in rows),
-        *(head_norms if config.qk_norm else ()),
+        *linears(qkv, attention, "blocks.attention", bias=config.attention_bias),
+        *rows_if(config.qk_norm, *head_norms),
         *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),
     )
 
 
-def outer_weights(config: ModelConfig, names: Mapping[str, str] | None = None) -> tuple[Weight, ...]:
+def outer_weights(
+    config: ModelConfig, names: Mapping[str, str] | None = None
+) -> tuple[Weight, ...]:
     """The weights outside attention and MLPs: tables and norms. `names` has other names of the norms by ours."""
-    names = _NORMS[config.residual] if names is None else names
-    norms = [Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale") for ours, theirs in names.items()]
+    if names is None:
+        names = _NORMS[config.residual]
+    norms = [
+        Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
+        for ours, theirs in names.items()
+    ]
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         *norms,
@@ -172,14 +185,16 @@ def outer_weights(config: ModelConfig, names: Mapping[str, str] | None = None) -
 
 
 PREFIXES = ("model.", "")
-IGNORED = re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # constants of old checkpoints
+# constants of old checkpoints
+IGNORED = re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 LLAMA = Family(
     name="llama",
     models="Llama 1 to 3, TinyLlama, Vicuna, SmolLM, SmolLM2",
     config_from_hf=config_from_hf,
     keys=KEYS | {"attention_bias", "mlp_bias"},
-    architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),  # the last is the spelling of 2023
+    # the last is the spelling of 2023
+    architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
     weights=weights,
     prefixes=PREFIXES,
     ignored=IGNORED,

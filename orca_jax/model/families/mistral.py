@@ -5,11 +5,11 @@ Ministral 3 has none, and multiplies queries by a factor that grows with their p
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import rope
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import window_of_all, windows_of_pattern
+from orca_jax.values.config import ModelConfig
 
 _YARN = {
     "rope_type": "yarn",
@@ -23,7 +23,9 @@ _YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 _TEMPERED = rope.RopeRules(
-    default=_YARN, notes=frozenset({"max_position_embeddings"}), temperature_key="llama_4_scaling_beta"
+    default=_YARN,
+    notes=frozenset({"max_position_embeddings"}),
+    temperature_key="llama_4_scaling_beta",
 )
 _WINDOW = frozenset({"sliding_window"})
 
@@ -41,7 +43,9 @@ MISTRAL = near_llama(
     lambda hf, config: {"sliding_window": window_of_all(hf, 4096, config.max_positions)},
     _WINDOW,
 )
-MINISTRAL = near_llama("ministral", "Ministral 8B", "Ministral", LlamaShape(), _ministral, _WINDOW | {"layer_types"})
+MINISTRAL = near_llama(
+    "ministral", "Ministral 8B", "Ministral", LlamaShape(), _ministral, _WINDOW | {"layer_types"}
+)
 MINISTRAL3 = near_llama(
     "ministral3",
     "Ministral 3",

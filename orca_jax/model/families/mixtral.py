@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import experts, llama
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import window_of_all
+from orca_jax.values.config import ModelConfig
 
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:

@@ -6,13 +6,13 @@ positions in layers without one. OLMoE and FlexOlmo have experts.
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import HfConfig, get_bool
 from orca_jax.model.families.windows import windows_of_gemma
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig
 
 # Scaling and `rope_theta` outside the objects are those of layers without a window.
 _GLOBAL = rope.RopeRules(theta=5e5, part="full_attention")
@@ -47,7 +47,9 @@ def _of_olmoe(config: ModelConfig) -> tuple[Weight, ...]:
     return *llama.weights_beside_mlp(config), *experts.expert_weights("layers.{layer}.mlp")
 
 
-OLMO2 = near_llama("olmo2", "OLMo 2", "Olmo2", LlamaShape(1e-5), _olmo2, frozenset({"attention_bias"}))
+OLMO2 = near_llama(
+    "olmo2", "OLMo 2", "Olmo2", LlamaShape(1e-5), _olmo2, frozenset({"attention_bias"})
+)
 OLMO3 = near_llama(
     "olmo3",
     "OLMo 3",

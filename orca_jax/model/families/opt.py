@@ -2,11 +2,11 @@
 
 import re
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.families import gpt2
 from orca_jax.model.families.base import Family, Weight, head, linear, norm
 from orca_jax.model.families.values import HfConfig, get_int
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 _UNUSED_POSITIONS = 2  # first rows of the table
 _KEYS = gpt2.GPTKeys(
@@ -26,7 +26,8 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     width = get_int(hf, "word_embed_proj_dim", config.embed_dim)
     if width != config.embed_dim:
         message = (
-            f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size {config.embed_dim}"
+            f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size "
+            f"{config.embed_dim}"
         )
         raise ConfigError(message, param="word_embed_proj_dim")
     return config

@@ -1,13 +1,15 @@
 """Phi-3 and Phi-4: Llama with joined projections, and a share of each head that is rotated."""
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight, linear
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.windows import window_of_all
+from orca_jax.values.config import ModelConfig
 
-_ROPE = RopeRules(share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope"))
+_ROPE = RopeRules(
+    share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope")
+)
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -24,9 +26,13 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-def _parts(key: str, path: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Weight, ...]:
+def _parts(
+    key: str, path: str, names: tuple[str, ...], sizes: tuple[int, ...]
+) -> tuple[Weight, ...]:
     return tuple(
-        Weight(f"{key}.weight", f"{path}.{name}.kernel", transpose=True, part=JoinedPart(index, sizes))
+        Weight(
+            f"{key}.weight", f"{path}.{name}.kernel", transpose=True, part=JoinedPart(index, sizes)
+        )
         for index, name in enumerate(names)
     )
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.families import experts, llama
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import window_of_all
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig
 
 _KEYS = frozenset({"moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok"})
 _MOE = "layers.{layer}.mlp"
@@ -18,7 +18,9 @@ _MOE = "layers.{layer}.mlp"
 def _qwen2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     kinds = hf.get("layer_types")
     if kinds is not None and kinds != ["full_attention"] * config.num_layers:
-        raise refusal("layer_types", f"must be full_attention for each of {config.num_layers} layers", kinds)
+        raise refusal(
+            "layer_types", f"must be full_attention for each of {config.num_layers} layers", kinds
+        )
     shared = get_int(hf, "shared_expert_intermediate_size", 5632)
     return {
         "attention_bias": get_bool(hf, "qkv_bias", True),
@@ -40,15 +42,22 @@ def _qwen3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _experts(hf: HfConfig, defaults: tuple[int, int], shared_dim: int = 0) -> ExpertsConfig:
     is_normalised = get_bool(hf, "norm_topk_prob", False)
-    return experts.read_experts(hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared_dim)
+    return experts.read_experts(
+        hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared_dim
+    )
 
 
 def moe_weights(width: int | None = None) -> tuple[Weight, ...]:
     """The weights of experts and of the shared expert. `width` of an expert: files may have one tensor for all."""
     rows = experts.expert_weights(_MOE)
     if width is not None:
-        joined = experts.joined_experts(f"{_MOE}.experts.gate_up_proj", f"{_MOE}.experts.down_proj", width)
-        rows = (rows[0], *(replace(row, instead=other) for row, other in zip(rows[1:], joined, strict=True)))
+        joined = experts.joined_experts(
+            f"{_MOE}.experts.gate_up_proj", f"{_MOE}.experts.down_proj", width
+        )
+        rows = (
+            rows[0],
+            *(replace(row, instead=other) for row, other in zip(rows[1:], joined, strict=True)),
+        )
     return (
         *rows,
         *llama.mlp_weights(f"{_MOE}.shared_expert", "blocks.mlp.shared.mlp", bias=False),

@@ -8,9 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from orca_jax.checks import short
-from orca_jax.errors import ConfigError
-from orca_jax.layer_config import RopeConfig
+from orca_jax.model.families.base import words
 from orca_jax.model.families.values import (
     HfConfig,
     get_bool,
@@ -22,34 +20,25 @@ from orca_jax.model.families.values import (
     is_same,
     refusal,
 )
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import RopeConfig
 
 Scaling = Mapping[str, Any]
 
-KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"})
+KEYS = frozenset(
+    {"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings"}
+)
 """Keys of config.json with rotary positions."""
 
-INNER_KEYS = frozenset(
-    {
-        "rope_type",
-        "type",  # the old name of rope_type
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "short_factor",
-        "long_factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "partial_rotary_factor",
-        "finetuned",  # a note of the first models with yarn
-    }
+INNER_KEYS = words(
+    "rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
+    "mscale_all_dim truncate short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor finetuned"
 )
-"""Keys of the object. Transformers too reads only those of the kind, and ignores the others."""
+"""Keys of the object. `type` is the old name of `rope_type`; `finetuned` is a note of the first models with yarn.
+
+Transformers too reads only those of the kind, and ignores the others.
+"""
 
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """Keys of rotary positions in three parts, of which texts need one."""
@@ -62,10 +51,13 @@ class RopeRules(NamedTuple):
 
     theta_key: str | None = "rope_theta"  # outside the object; None: no key
     theta: float = 10000.0  # if no key names it
-    part: str | None = None  # the type of layers with these positions, if `rope_parameters` has an object for each type
+    # the type of layers with these positions, if `rope_parameters` has an object for each type
+    part: str | None = None
     share_key: str = "partial_rotary_factor"  # outside the object
-    share: float | None = None  # rotated share of each head if no key names it; None: the whole head, always
-    original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
+    # rotated share of each head if no key names it; None: the whole head, always
+    share: float | None = None
+    # default of `original_max_position_embeddings`; None: `max_position_embeddings`
+    original: int | None = None
     renamed: Mapping[str, str] = {}  # other names of kinds
     kinds: tuple[str, ...] | None = None  # the supported ones; None: all but proportional
     default: Mapping[str, Any] = {}  # the object in files without one
@@ -77,7 +69,9 @@ WHOLE_HEADS = RopeRules()
 _PARTS = ("full_attention", "sliding_attention")  # types of layers
 
 
-def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_HEADS) -> tuple[RopeConfig, int]:
+def read_rope(
+    hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_HEADS
+) -> tuple[RopeConfig, int]:
     """The rotary positions, and their number.
 
     Args:
@@ -89,10 +83,14 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
     """
-    key, scaling = _chosen(hf, rules.default) if rules.part is None else _part(hf, rules.part, rules.default)
+    if rules.part is None:
+        key, scaling = _chosen(hf, rules.default)
+    else:
+        key, scaling = _part(hf, rules.part, rules.default)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
-    kind = rules.renamed.get(kind, kind) if isinstance(kind, str) else kind
+    if isinstance(kind, str):
+        kind = rules.renamed.get(kind, kind)
     if kind not in kinds:
         raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
     unknown = sorted(
@@ -109,9 +107,10 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     rotated = _rotated_dim(hf, scaling, head_dim, rules, is_partial=kind == "proportional")
     # Some models write the length beside the object, and transformers prefers this one.
     is_outer = rules.original is not None or hf.get("original_max_position_embeddings") is not None
-    original = get_int(hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit)
-    theta = rules.theta if rules.theta_key is None else get_float(hf, rules.theta_key, rules.theta)
-    theta = get_float(scaling, "rope_theta", theta)
+    original = get_int(
+        hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit
+    )
+    theta = get_float(scaling, "rope_theta", _outer_theta(hf, rules))
     rope = _KINDS[kind](scaling, theta, original, limit)
     if rules.temperature_key is not None:
         temperature = get_float(scaling, rules.temperature_key)
@@ -130,8 +129,17 @@ def _chosen(hf: HfConfig, default: Scaling) -> tuple[str, Scaling]:
     both = ((key, _object(hf, key)) for key in ("rope_scaling", "rope_parameters"))
     found = {key: value for key, value in both if value}
     if len(found) == 2 and found["rope_scaling"] != found["rope_parameters"]:
-        logger.warning("config.json: rope_scaling replaces rope_parameters, as in transformers; remove one of them")
+        logger.warning(
+            "config.json: rope_scaling replaces rope_parameters, as in transformers; remove one of them"
+        )
     return next(iter(found.items()), ("rope_parameters", default))
+
+
+def _outer_theta(hf: HfConfig, rules: RopeRules) -> float:
+    """The base beside the object of the scaling, or the family's."""
+    if rules.theta_key is None:
+        return rules.theta
+    return get_float(hf, rules.theta_key, rules.theta)
 
 
 def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
@@ -139,11 +147,14 @@ def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
 
     Gemma 3 and LFM3 have them.
     """
-    parts, scaling = _object(hf, "rope_parameters"), _object(hf, "rope_scaling")
+    parts = _object(hf, "rope_parameters")
+    scaling = _object(hf, "rope_scaling")
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise refusal("rope_parameters", f"may have only {' and '.join(_PARTS)}", unknown)
-    own = _object(parts, part, "rope_parameters") if parts else default
+    own = default
+    if parts:
+        own = _object(parts, part, "rope_parameters")
     if part == _PARTS[0] and scaling:
         return "rope_scaling", {**own, **scaling}
     return "rope_parameters", own
@@ -157,7 +168,9 @@ def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:
     return value or {}
 
 
-def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules, *, is_partial: bool) -> int:
+def _rotated_dim(
+    hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules, *, is_partial: bool
+) -> int:
     """The number of rotated dimensions of each head; the object counts more than a key outside it.
 
     With `is_partial`, the share in the object counts frequencies: whole heads are rotated, some dimensions by nothing.
@@ -165,7 +178,11 @@ def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules
     if rules.share is None:
         for values, key in ((hf, rules.share_key), (scaling, "partial_rotary_factor")):
             share = values.get(key)
-            if share is not None and not is_same(share, 1.0) and not (is_partial and values is scaling):
+            if (
+                share is not None
+                and not is_same(share, 1.0)
+                and not (is_partial and values is scaling)
+            ):
                 raise refusal(key, "is not supported; it must be 1.0", share)
         if head_dim % 2:
             raise refusal("head_dim", "must be even for rotary positions", head_dim)
@@ -173,7 +190,8 @@ def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules
     share = get_float(scaling, "partial_rotary_factor", get_float(hf, rules.share_key, rules.share))
     rotated = int(head_dim * share)
     if share > 1 or rotated < 2 or rotated % 2:
-        problem = f"must be a share of the {head_dim} dimensions of a head with an even number of them"
+        whole = f"the {head_dim} dimensions of a head"
+        problem = f"must be a share of {whole} with an even number of them"
         raise refusal(rules.share_key, problem, share)
     return rotated
 
@@ -202,12 +220,16 @@ def _dynamic(scaling: Scaling, theta: float, original: int, limit: int) -> RopeC
 def _proportional(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
     share = get_float(scaling, "partial_rotary_factor", 1.0)
     if share > 1:
-        raise refusal("partial_rotary_factor", "must be at most 1 for rope_type proportional", share)
-    return RopeConfig(theta=theta, kind="proportional", factor=get_float(scaling, "factor", 1.0), share=share)
+        problem = "must be at most 1 for rope_type proportional"
+        raise refusal("partial_rotary_factor", problem, share)
+    return RopeConfig(
+        theta=theta, kind="proportional", factor=get_float(scaling, "factor", 1.0), share=share
+    )
 
 
 def _llama3(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    low, high = get_float(scaling, "low_freq_factor"), get_float(scaling, "high_freq_factor")
+    low = get_float(scaling, "low_freq_factor")
+    high = get_float(scaling, "high_freq_factor")
     if high < low:
         raise refusal("high_freq_factor", f"must be at least low_freq_factor {low}", high)
     return RopeConfig(
@@ -240,12 +262,15 @@ def _yarn(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConf
 def _get_scale(scaling: Scaling, key: str) -> float | None:
     """A positive number, or None for null and 0."""
     value = scaling.get(key)
-    return None if is_number(value) and value == 0 else get_optional_float(scaling, key)
+    if is_number(value) and value == 0:
+        return None
+    return get_optional_float(scaling, key)
 
 
 def _longrope(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
     if original == 1:
-        raise refusal("original_max_position_embeddings", "must be more than 1 for rope_type longrope", original)
+        problem = "must be more than 1 for rope_type longrope"
+        raise refusal("original_max_position_embeddings", problem, original)
     return RopeConfig(
         theta=theta,
         kind="longrope",

@@ -86,8 +86,13 @@ starcoder2        49152 3072 12288 30  24  2   4096   -
 vaultgemma       256000 2304  9216 26   8  4   8192 256
 youtu            128256 2048  6144  -  16  - 131072   -
 """
-SIZES: Mapping[str, Mapping[str, int]] = {
-    family: {key: int(number) for key, number in zip(KEYS, numbers, strict=True) if number != "-"}
-    for family, *numbers in map(str.split, _TABLE.strip().splitlines())
-}
+
+
+def _sizes(row: str) -> tuple[str, Mapping[str, int]]:
+    family, *numbers = row.split()
+    pairs = zip(KEYS, numbers, strict=True)
+    return family, {key: int(number) for key, number in pairs if number != "-"}
+
+
+SIZES: Mapping[str, Mapping[str, int]] = dict(map(_sizes, _TABLE.strip().splitlines()))
 """By family. Families without a row have the sizes of "llama"."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
-from orca_jax.checks import short
-from orca_jax.errors import ConfigError
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
 
 HfConfig = Mapping[str, Any]
 """The contents of a Hugging Face config.json."""
@@ -61,15 +61,20 @@ def get_count(hf: HfConfig, key: str, default: int) -> int:
     return _integer(hf, key, default, 0, "must be an integer from 0 to 2**31 - 1")
 
 
-def get_equal_heads(hf: HfConfig, heads_key: str, heads: int, embed_key: str, embed: int) -> tuple[int, int]:
+def get_equal_heads(
+    hf: HfConfig, heads_key: str, heads: int, embed_key: str, embed: int
+) -> tuple[int, int]:
     """The number of heads and the embedding, of which each head has an equal part. The numbers are defaults.
 
     Raises:
         ConfigError: a value is invalid, or the heads do not divide the embedding. The error names the key.
     """
-    embed, heads = get_int(hf, embed_key, embed), get_int(hf, heads_key, heads)
+    embed = get_int(hf, embed_key, embed)
+    heads = get_int(hf, heads_key, heads)
     if embed % heads:
-        raise ConfigError(f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}", param=heads_key)
+        raise ConfigError(
+            f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}", param=heads_key
+        )
     return heads, embed
 
 
@@ -94,13 +99,19 @@ def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
 
 def get_optional_float(hf: HfConfig, key: str) -> float | None:
     """A positive number, or None for null and a missing key; raises `ConfigError` for other values."""
-    return None if hf.get(key) is None else get_float(hf, key)
+    if hf.get(key) is None:
+        return None
+    return get_float(hf, key)
 
 
 def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
     """Some layers, which `key` names by their numbers; raises `ConfigError` for other values."""
     layers = range(num_layers)
-    if not isinstance(value, list) or not value or not all(type(each) is int and each in layers for each in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(type(each) is int and each in layers for each in value)
+    ):
         raise refusal(key, f"must be a list of some of the {num_layers} layers", value)
     return value
 
@@ -108,7 +119,9 @@ def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
 def get_floats(hf: HfConfig, key: str) -> tuple[float, ...]:
     """A list of positive numbers; raises `ConfigError` for other values, and if the key is missing."""
     values = hf.get(key)
-    if not isinstance(values, list) or not all(is_number(value) and _LEAST <= value <= _MOST for value in values):
+    if not isinstance(values, list) or not all(
+        is_number(value) and _LEAST <= value <= _MOST for value in values
+    ):
         raise refusal(key, "must be a list of positive numbers", values)
     return tuple(map(float, values))
 
@@ -133,11 +146,19 @@ def get_activation(hf: HfConfig, key: str, default: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def token_ids(value: object, key: str = "eos_token_id", file: str = "config.json") -> tuple[int, ...]:
+def token_ids(
+    value: object, key: str = "eos_token_id", file: str = "config.json"
+) -> tuple[int, ...]:
     """One id, a list of ids, or null, as a tuple; raises `ConfigError` for other values."""
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        message = f"{file}: {key} must be a token id, a list of token ids or null, got {short(value)}"
+    ids = value if isinstance(value, list) else [value]
+    if value is None:
+        return ()
+    if not all(
+        isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids
+    ):
+        message = (
+            f"{file}: {key} must be a token id, a list of token ids or null, got {short(value)}"
+        )
         raise ConfigError(message, param=key)
     return tuple(ids)
 

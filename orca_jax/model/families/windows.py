@@ -29,10 +29,9 @@ def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int 
     Raises:
         ConfigError: the value is not a positive integer or null.
     """
-    missing = None if "sliding_window" in hf else default
-    if hf.get("sliding_window") is None and missing is None:
+    if hf.get("sliding_window", default) is None:
         return None
-    window = get_int(hf, "sliding_window", missing)
+    window = get_int(hf, "sliding_window", default)
     return window if window < max_positions else None
 
 
@@ -47,7 +46,9 @@ def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int, first: in
     window = window_of_all(hf, 4096, max_positions)
     is_used = get_bool(hf, "use_sliding_window", False)
     first = get_count(hf, "max_window_layers", first)
-    pattern = _pattern_of_types(hf, num_layers, has_window=is_used and hf.get("sliding_window", 4096) is not None)
+    pattern = _pattern_of_types(
+        hf, num_layers, has_window=is_used and hf.get("sliding_window", 4096) is not None
+    )
     if pattern is None:
         if not is_used or first >= num_layers or window is None:
             return Windows(None)
@@ -55,7 +56,9 @@ def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int, first: in
         pattern = (False,) * first + pattern[first:]
     if window is None or not any(pattern):
         return Windows(None)
-    return Windows(window, (True,) if all(pattern) else pattern)
+    if all(pattern):
+        return Windows(window)
+    return Windows(window, pattern)
 
 
 def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: int) -> Windows:
@@ -64,12 +67,22 @@ def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: 
     Raises:
         ConfigError: a value is invalid. The error names the key.
     """
-    pattern = (True,) if period > num_layers else (True,) * (period - 1) + (False,)
-    return windows_of_pattern(hf, num_layers, max_positions, pattern)
+    return windows_of_pattern(hf, num_layers, max_positions, all_but_each(period, num_layers))
+
+
+def all_but_each(period: int, num_layers: int) -> tuple[bool, ...]:
+    """The pattern of windows in all layers but the last one of each `period`."""
+    if period > num_layers:
+        return (True,)
+    return (True,) * (period - 1) + (False,)
 
 
 def windows_of_pattern(
-    hf: HfConfig, num_layers: int, max_positions: int, pattern: tuple[bool, ...], default: int | None = 4096
+    hf: HfConfig,
+    num_layers: int,
+    max_positions: int,
+    pattern: tuple[bool, ...],
+    default: int | None = 4096,
 ) -> Windows:
     """The windows of `layer_types`, or else of the layers of `pattern`, which is repeated.
 
@@ -81,10 +94,12 @@ def windows_of_pattern(
     found = _pattern_of_types(hf, num_layers, has_window=has_window)
     if found is None and any(pattern) and not has_window:
         raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
-    return Windows(window, pattern if found is None else found)
+    return Windows(window, found or pattern)
 
 
-def _pattern_of_types(hf: HfConfig, num_layers: int, *, has_window: bool) -> tuple[bool, ...] | None:
+def _pattern_of_types(
+    hf: HfConfig, num_layers: int, *, has_window: bool
+) -> tuple[bool, ...] | None:
     """The pattern of `layer_types`; None without this key."""
     kinds = read_layer_types(hf, num_layers, (_FULL, _SLIDING))
     if kinds is None:
@@ -104,7 +119,11 @@ def read_layer_types(hf: HfConfig, num_layers: int, known: Collection[str]) -> l
     kinds: Any = hf.get("layer_types")
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(kind in known for kind in kinds)
+    ):
         names = f"{', '.join(list(known)[:-1])} or {list(known)[-1]}"
         raise refusal("layer_types", f"must be a list of {num_layers} names, {names}", kinds)
     return kinds

@@ -10,9 +10,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orca_jax.checks import open_regular, short
-from orca_jax.errors import CheckpointError, system_message
 from orca_jax.model.orbax_files import MAX_FILES, PARAMS
+from orca_jax.values.checks import open_regular, short
+from orca_jax.values.errors import CheckpointError, system_message
 
 DIGESTS = f"{PARAMS}.sha256"
 """The list, in the model directory."""
@@ -50,10 +50,13 @@ def check_digests(directory: Path) -> None:
     for line, entry in zip(lines, entries, strict=True):
         if entry is None or ".." in Path(entry[2]).parts or len(lines) > MAX_FILES:
             raise _refused(
-                directory, [f"{DIGESTS}: {short(line)} is not a line of `sha256sum` for a file in {PARAMS}/"]
+                directory,
+                [f"{DIGESTS}: {short(line)} is not a line of `sha256sum` for a file in {PARAMS}/"],
             )
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digests") as pool:
-        found = pool.map(lambda entry: _problem(directory, entry[1], entry[2]), filter(None, entries))
+        found = pool.map(
+            lambda entry: _problem(directory, entry[1], entry[2]), filter(None, entries)
+        )
         if problems := [problem for problem in found if problem is not None]:
             raise _refused(directory, problems)
 
@@ -63,7 +66,9 @@ def _problem(directory: Path, digest: str, name: str) -> str | None:
         found = _digest(directory / name)
     except OSError as error:
         return f"{name}: cannot be read: {system_message(error)}"
-    return None if found == digest else f"{name}: has other bytes than those of {DIGESTS}"
+    if found == digest:
+        return None
+    return f"{name}: has other bytes than those of {DIGESTS}"
 
 
 def _digest(path: Path) -> str:

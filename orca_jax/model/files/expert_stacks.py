@@ -16,7 +16,7 @@ from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows, read_ex
 OF_EXPERT = "[{expert}]"  # ends the key of a matrix in a tensor of all experts
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP_BYTES = 16
-MOST_EXPERTS = 4096  # a damaged file may claim any number of empty ones
+MOST_EXPERTS = 4096  # a damaged file may claim any number
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -37,14 +37,16 @@ class Mxfp4Matrix(FileMatrix):
         read_exactly(self.descriptor, self.begin + start * packed[0].nbytes, packed)
         exponents = np.empty((len(values), groups), np.uint8)
         read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
-        numbers = np.stack([_E2M1[packed & 15], _E2M1[packed >> 4]], axis=-1).reshape(len(values), groups, -1)
+        numbers = np.stack([_E2M1[packed & 15], _E2M1[packed >> 4]], axis=-1).reshape(
+            len(values), groups, -1
+        )
         scaled = np.ldexp(numbers, exponents.astype(np.int32)[..., None] - 127)
         values[...] = scaled.reshape(values.shape).astype(self.dtype)
 
 
 def has_stacks(table: tuple[Weight, ...]) -> bool:
     """True if some matrices of experts are, or may be, in one tensor."""
-    rows = [row for weight in table for row in (weight, weight.instead) if row is not None]
+    rows = filter(None, [*table, *[weight.instead for weight in table]])
     return any(row.key.endswith(OF_EXPERT) for row in rows)
 
 
@@ -53,23 +55,42 @@ def with_matrices(
 ) -> tuple[dict[str, StoredTensor], dict[str, TensorRows]]:
     """The tensors with the matrices of experts in place of the tensors that have them, and these matrices.
 
+    Empty tensors stay whole, and fit nothing: a small file may claim any number of them.
+
     Args:
         tensors: those of all files.
         descriptors: the descriptor of the file of each.
     """
-    found, rows = dict(tensors), dict[str, TensorRows]()
+    found = dict(tensors)
+    rows = dict[str, TensorRows]()
     for name, tensor in tensors.items():
+        if 0 in tensor.shape:
+            continue
         scales = tensors.get(f"{name.removesuffix(_BLOCKS)}{_SCALES}")
-        if name.endswith(_BLOCKS) and scales is not None and tensor.shape == (*scales.shape, _GROUP_BYTES):
-            if (tensor.dtype, scales.dtype, len(scales.shape)) != ("U8", "U8", 3) or scales.shape[0] > MOST_EXPERTS:
+        if (
+            name.endswith(_BLOCKS)
+            and scales is not None
+            and tensor.shape == (*scales.shape, _GROUP_BYTES)
+        ):
+            if (tensor.dtype, scales.dtype, len(scales.shape)) != ("U8", "U8", 3) or scales.shape[
+                0
+            ] > MOST_EXPERTS:
                 continue
-            stem, count, outputs, inputs = name.removesuffix(_BLOCKS), *scales.shape[:2], 32 * scales.shape[2]
+            stem, count, outputs, inputs = (
+                name.removesuffix(_BLOCKS),
+                *scales.shape[:2],
+                32 * scales.shape[2],
+            )
             of_scales = descriptors[stem + _SCALES]
             for expert in range(count):
-                key, place = f"{stem}[{expert}]", expert * outputs
-                begin, at = tensor.begin + place * inputs // 2, scales.begin + place * inputs // 32
+                key = f"{stem}[{expert}]"
+                place = expert * outputs
+                begin = tensor.begin + place * inputs // 2
+                at = scales.begin + place * inputs // 32
                 found[key] = StoredTensor("BF16", (outputs, inputs), begin)
-                rows[key] = Mxfp4Matrix(key, outputs, inputs, DTYPES["BF16"], descriptors[name], begin, at, of_scales)
+                rows[key] = Mxfp4Matrix(
+                    key, outputs, inputs, DTYPES["BF16"], descriptors[name], begin, at, of_scales
+                )
             del found[name], found[stem + _SCALES]
         elif len(tensor.shape) == 3 and tensor.shape[1] != 1 and tensor.dtype in DTYPES:
             if tensor.shape[0] > MOST_EXPERTS:
@@ -77,7 +98,8 @@ def with_matrices(
             count, outer, inner = tensor.shape
             dtype = DTYPES[tensor.dtype]
             for expert in range(count):
-                key, begin = f"{name}[{expert}]", tensor.begin + expert * outer * inner * dtype.itemsize
+                key = f"{name}[{expert}]"
+                begin = tensor.begin + expert * outer * inner * dtype.itemsize
                 found[key] = StoredTensor(tensor.dtype, (outer, inner), begin)
                 rows[key] = FileMatrix(key, outer, inner, dtype, descriptors[name], begin)
             del found[name]
@@ -88,4 +110,7 @@ def oriented(table: tuple[Weight, ...], rows: dict[str, TensorRows]) -> tuple[We
     """The table for files that may have matrices of experts in MXFP4."""
     if not any(isinstance(matrix, Mxfp4Matrix) for matrix in rows.values()):
         return table
-    return tuple(replace(weight, transpose=True) if weight.key.endswith(OF_EXPERT) else weight for weight in table)
+    return tuple(
+        replace(weight, transpose=True) if weight.key.endswith(OF_EXPERT) else weight
+        for weight in table
+    )

@@ -37,7 +37,8 @@ def _bits(dtype: np.dtype) -> tuple[np.dtype, np.dtype, int, int] | None:
     """
     if not jnp.issubdtype(dtype, np.floating):
         return None
-    signed, unsigned = np.dtype(f"i{dtype.itemsize}"), np.dtype(f"u{dtype.itemsize}")
+    signed = np.dtype(f"i{dtype.itemsize}")
+    unsigned = np.dtype(f"u{dtype.itemsize}")
     both = np.array([np.inf, -np.inf]).astype(dtype)
     return signed, unsigned, int(both.view(signed)[0]), int(both.view(unsigned)[1])
 
@@ -57,7 +58,9 @@ class NotFinite:
         """Log one warning with the names of the tensors, if there are any."""
         if not self._counts:
             return
-        named = [f"{name} ({count} values)" for name, count in list(self._counts.items())[:_MAX_NAMED]]
+        named = [
+            f"{name} ({count} values)" for name, count in list(self._counts.items())[:_MAX_NAMED]
+        ]
         more = [f"{len(self._counts) - _MAX_NAMED} more"] if len(self._counts) > _MAX_NAMED else []
         logger.warning(
             "%s: NaN or infinity in %s: requests whose logits are not finite will fail; download the files again, or "

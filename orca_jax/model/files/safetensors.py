@@ -9,8 +9,8 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from orca_jax.checks import short, unique_keys
 from orca_jax.model.files.stripes import DTYPES
+from orca_jax.values.checks import short, unique_keys
 
 METADATA = "__metadata__"
 
@@ -57,12 +57,17 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
     place = 0
     for name, ((begin, end), _) in sorted(entries.items(), key=lambda item: item[1][0]):
         if begin != place:
-            raise OSError(f"its header is damaged: {short(name)} begins at {begin}, behind data that end at {place}")
+            raise OSError(
+                f"its header is damaged: {short(name)} begins at {begin}, behind data that end at {place}"
+            )
         place = end
     if 8 + length + place != size:
-        raise OSError(f"it has {size} bytes, and by its header {8 + length + place}: it was cut or changed")
+        raise OSError(
+            f"it has {size} bytes, and by its header {8 + length + place}: it was cut or changed"
+        )
     tensors = {
-        name: StoredTensor(dtype, shape, 8 + length + begin) for name, ((begin, _), (dtype, shape)) in entries.items()
+        name: StoredTensor(dtype, shape, 8 + length + begin)
+        for name, ((begin, _), (dtype, shape)) in entries.items()
     }
     return tensors, length
 
@@ -75,10 +80,14 @@ def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], tuple[str, tuple[in
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{short(name)} has no dtype, shape and data_offsets") from None
     numbers = (*shape, begin, end)
-    if not isinstance(dtype, str) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+    if not isinstance(dtype, str) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers
+    ):
         raise ValueError(f"{short(name)} has a wrong dtype, shape or data_offsets")
     dtype.encode()
     size = 1 if dtype == "U8" else DTYPES[dtype].itemsize if dtype in DTYPES else None
     if end < begin or (size is not None and end - begin != math.prod(shape) * size):
-        raise ValueError(f"{short(name)} has {end - begin} bytes, which are not its shape {short(list(shape))}")
+        raise ValueError(
+            f"{short(name)} has {end - begin} bytes, which are not its shape {short(list(shape))}"
+        )
     return (begin, end), (dtype, shape)

@@ -16,7 +16,9 @@ from orca_jax.model.files.finite import PART_BYTES, num_not_finite
 
 STRIPE_BYTES = PART_BYTES
 _TRANSPOSED_ROWS = 64  # at once, so that each row of the result gets whole cache lines
-_PADDING = 64  # bytes between rows that are transposed: a distance of a power of two would use few lines of a cache
+# bytes between rows that are transposed: a distance of a power of two would use few lines of a
+# cache
+_PADDING = 64
 _ALIGNMENT = 64  # bytes; JAX uses such memory of a host as it is
 
 DTYPES: dict[str, np.dtype] = {
@@ -90,7 +92,8 @@ def read_exactly(descriptor: int, place: int, values: np.ndarray) -> None:
         count = os.preadv(descriptor, [left], place)
         if count == 0:
             raise OSError("the file ends within the tensor")
-        left, place = left[count:], place + count
+        left = left[count:]
+        place = place + count
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,17 @@ class CopyTarget:
     def file_rows(self) -> range:
         """The needed rows of the file, from the first to the last one."""
         needed = self.columns if self.is_transposed else self.rows
-        return needed if isinstance(needed, range) else range(int(needed.min()), int(needed.max()) + 1)
+        if isinstance(needed, range):
+            return needed
+        return range(int(needed.min()), int(needed.max()) + 1)
 
     def is_direct(self, source: TensorRows) -> bool:
         """True if the rows in the file are those in memory, byte by byte."""
-        if self.is_transposed or not isinstance(self.columns, range) or self.columns != range(source.num_columns):
+        if (
+            self.is_transposed
+            or not isinstance(self.columns, range)
+            or self.columns != range(source.num_columns)
+        ):
             return False
         return self.values.dtype == source.dtype and self.values.flags.c_contiguous
 
@@ -127,13 +136,17 @@ class CopyTarget:
         """Copy what is needed of the rows from `start` on."""
         stop = start + len(stripe)
         if not self.is_transposed:
-            first, last = max(start, self.rows.start), min(stop, self.rows.stop)
+            first = max(start, self.rows.start)
+            last = min(stop, self.rows.stop)
             if first < last:
                 part = stripe[first - start : last - start, _index(self.columns)]
                 self.values[first - self.rows.start : last - self.rows.start] = part
         elif isinstance(self.columns, range):
-            first, last = max(start, self.columns.start), min(stop, self.columns.stop)
-            part = stripe[first - start : max(first, last) - start, self.rows.start : self.rows.stop]
+            first = max(start, self.columns.start)
+            last = min(stop, self.columns.stop)
+            part = stripe[
+                first - start : max(first, last) - start, self.rows.start : self.rows.stop
+            ]
             target = self.values[:, first - self.columns.start :]
             for row in range(0, len(part), _TRANSPOSED_ROWS):
                 block = scratch[: min(_TRANSPOSED_ROWS, len(part) - row), : len(self.rows)]
@@ -169,15 +182,21 @@ class PackedTarget:
 
     def scratch(self) -> np.ndarray:
         """Memory for `take_stripe`: the columns of a block, with padding."""
-        return np.empty((self.width, len(self.rows) + _PADDING // self.values.itemsize), self.values.dtype)
+        return np.empty(
+            (self.width, len(self.rows) + _PADDING // self.values.itemsize), self.values.dtype
+        )
 
     def take_stripe(self, start: int, stripe: np.ndarray, scratch: np.ndarray) -> None:
         """Copy what is needed of the rows from `start` on. The inputs of a column in four bytes move together."""
-        blocks, fours = self.values.view(np.uint32), scratch.view(np.uint32)[:, : self.values.shape[1]]
-        first, last = max(start, self.columns.start), min(start + len(stripe), self.columns.stop)
+        blocks = self.values.view(np.uint32)
+        fours = scratch.view(np.uint32)[:, : self.values.shape[1]]
+        first = max(start, self.columns.start)
+        last = min(start + len(stripe), self.columns.stop)
         assert (first - self.columns.start) % self.width == 0, "stripes have whole blocks"
         for row in range(first, last, self.width):
-            scratch[:, : len(self.rows)] = stripe[row - start :, self.rows.start : self.rows.stop][: self.width]
+            scratch[:, : len(self.rows)] = stripe[row - start :, self.rows.start : self.rows.stop][
+                : self.width
+            ]
             blocks[(row - self.columns.start) // self.width] = fours.T
 
 
@@ -197,13 +216,15 @@ def copy(source: TensorRows, places: Sequence[CopyTarget | PackedTarget]) -> int
         return _read_directly(source, places[0].rows.start, places[0].values)
     start = min(place.file_rows.start for place in places)
     stop = max(place.file_rows.stop for place in places)
-    step, count = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS, 0
+    step = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS
+    count = 0
     memory = np.empty((min(step, stop - start), source.num_columns), source.dtype)
     rows_read = memory
     if all(place.values.dtype == source.dtype for place in places):
         # NumPy moves integers faster than the types that ml_dtypes adds to it.
         bits = np.dtype(f"u{source.dtype.itemsize}")
-        rows_read, places = memory.view(bits), [replace(place, values=place.values.view(bits)) for place in places]
+        rows_read = memory.view(bits)
+        places = [replace(place, values=place.values.view(bits)) for place in places]
     scratch = [place.scratch() for place in places]
     for row in range(start, stop, step):
         source.read_into(row, memory[: stop - row])
@@ -215,7 +236,8 @@ def copy(source: TensorRows, places: Sequence[CopyTarget | PackedTarget]) -> int
 
 def _read_directly(source: TensorRows, start: int, values: np.ndarray) -> int:
     """Read rows to their place, and count those that are not finite while they are in the caches."""
-    step, count = max(1, STRIPE_BYTES // source.row_bytes), 0
+    step = max(1, STRIPE_BYTES // source.row_bytes)
+    count = 0
     for row in range(0, len(values), step):
         part = values[row : row + step]
         source.read_into(start + row, part)
@@ -233,9 +255,17 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def as_range(numbers: np.ndarray) -> range | np.ndarray:
     """The same numbers as a range if each is the one before plus 1."""
-    is_plain = len(numbers) > 0 and numbers[-1] - numbers[0] + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
-    return range(int(numbers[0]), int(numbers[-1]) + 1) if is_plain else numbers
+    is_plain = (
+        len(numbers) > 0
+        and numbers[-1] - numbers[0] + 1 == len(numbers)
+        and bool((np.diff(numbers) == 1).all())
+    )
+    if not is_plain:
+        return numbers
+    return range(int(numbers[0]), int(numbers[-1]) + 1)
 
 
 def _index(numbers: range | np.ndarray) -> slice | np.ndarray:
-    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else numbers
+    if not isinstance(numbers, range):
+        return numbers
+    return slice(numbers.start, numbers.stop)

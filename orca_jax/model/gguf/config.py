@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import short
-from orca_jax.errors import ConfigError
-from orca_jax.gguf_file.header import GgufHeader, read_header, read_vector
+from orca_jax.helpers.gguf_file.header import GgufHeader, read_header, read_vector
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
 
 FREQUENCIES = "rope_freqs.weight"
 """The tensor with divisors of the frequencies of rotary positions."""
@@ -43,6 +43,7 @@ _GEMMA = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _GEMMA_GELU = {"hidden_activation": "gelu_pytorch_tanh"}
+_ROPE_BASE = 10_000.0  # of llama.cpp, for files without rope.freq_base; families have other ones
 _WITHOUT_EFFECT: Mapping[str, Callable[[object, Mapping[str, Any]], bool]] = {
     "attention.value_length": lambda value, hf: value == _head_dim(hf),
     "expert_count": lambda value, hf: value == 0,
@@ -83,7 +84,14 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", _GEMMA, _GEMMA_GELU, norm_offset=1.0, largest=46),
     "gemma3": Architecture("gemma3_text", _GEMMA, _GEMMA_GELU, norm_offset=1.0, largest=62),
     "gpt2": Architecture(
-        "gpt2", _GPT2, transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+        "gpt2",
+        _GPT2,
+        transposed=(
+            "attn.c_attn.weight",
+            "attn.c_proj.weight",
+            "mlp.c_fc.weight",
+            "mlp.c_proj.weight",
+        ),
     ),
     "llama": Architecture(
         "llama",
@@ -111,7 +119,8 @@ ARCHITECTURES = {
             "expert_used_count": "num_experts_per_tok",
             "expert_feed_forward_length": "moe_intermediate_size",
         },
-        {"hidden_act": "silu", "use_sliding_window": False, "norm_topk_prob": True},  # as in llama.cpp
+        # as in llama.cpp
+        {"hidden_act": "silu", "use_sliding_window": False, "norm_topk_prob": True},
     ),
 }
 _LLAMA_WITH_EXPERTS = Architecture(
@@ -127,7 +136,9 @@ def architecture_of(header: GgufHeader, path: str | Path) -> tuple[str, Architec
     name = header.fields.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ConfigError(f"{path}: architecture {short(name)} is not supported, only {known}", param="model")
+        raise ConfigError(
+            f"{path}: architecture {short(name)} is not supported, only {known}", param="model"
+        )
     has_experts = name == "llama" and header.fields.get("llama.expert_count", 0) != 0
     return name, _LLAMA_WITH_EXPERTS if has_experts else ARCHITECTURES[name]
 
@@ -141,9 +152,20 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     """
     header = read_header(path)
     name, architecture = architecture_of(header, path)
-    tensors, begin = header.tensors, f"{name}."
-    values = {key.removeprefix(begin): value for key, value in header.fields.items() if key.startswith(begin)}
-    found = {architecture.keys[key]: value for key, value in values.items() if key in architecture.keys}
+    tensors = header.tensors
+    begin = f"{name}."
+    values = {
+        key.removeprefix(begin): value
+        for key, value in header.fields.items()
+        if key.startswith(begin)
+    }
+    found = {
+        architecture.keys[key]: value for key, value in values.items() if key in architecture.keys
+    }
+    if "rope.freq_base" in architecture.keys:
+        found.setdefault("rope_theta", _ROPE_BASE)
+    if name == "phi3" and found.get("sliding_window") == 0:
+        found["sliding_window"] = None  # as in llama.cpp, which writes no "none"
     hf = {"model_type": architecture.model_type, **architecture.constants, **found}
     if "token_embd.weight" in tensors:
         hf.setdefault("vocab_size", tensors["token_embd.weight"].shape[0])
@@ -153,16 +175,25 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     ends = (header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
     hf["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None)) or None
     others = values.keys() - architecture.keys.keys()
-    rotated, head_dim = values.get("rope.dimension_count"), _head_dim(hf)
+    rotated = values.get("rope.dimension_count")
+    head_dim = _head_dim(hf)
     if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:
         hf["partial_rotary_factor"] = rotated / head_dim
         others -= {"rope.dimension_count"}
     if architecture.largest and head_dim > 0:  # as in llama.cpp, which has no key for it
         is_largest = hf.get("num_hidden_layers") == architecture.largest
-        hf["query_pre_attn_scalar"] = hf["hidden_size"] / hf["num_attention_heads"] if is_largest else head_dim
-    if FREQUENCIES in tensors and name == "llama":  # as of Llama 3.1: the divisor of each frequency, at all positions
+        hf["query_pre_attn_scalar"] = (
+            hf["hidden_size"] / hf["num_attention_heads"] if is_largest else head_dim
+        )
+    # as of Llama 3.1: the divisor of each frequency, at all positions
+    if FREQUENCIES in tensors and name == "llama":
         factors = read_vector(path, tensors[FREQUENCIES])
-        kind = {"rope_type": "longrope", "attention_factor": 1.0, "short_factor": factors, "long_factor": factors}
+        kind = {
+            "rope_type": "longrope",
+            "attention_factor": 1.0,
+            "short_factor": factors,
+            "long_factor": factors,
+        }
         hf["rope_parameters"] = kind
     for key in sorted(others):
         if key not in _WITHOUT_EFFECT or not _WITHOUT_EFFECT[key](values[key], hf):
@@ -173,8 +204,11 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
 
 def _head_dim(hf: Mapping[str, Any]) -> int:
     """The dimensions of a head; 0 if the metadata have no sizes of heads."""
-    heads, embed = hf.get("num_attention_heads"), hf.get("hidden_size")
+    heads = hf.get("num_attention_heads")
+    embed = hf.get("hidden_size")
     head_dim = hf.get("head_dim")
     if isinstance(head_dim, int):
         return head_dim
-    return embed // heads if isinstance(heads, int) and isinstance(embed, int) and heads > 0 else 0
+    if isinstance(heads, int) and isinstance(embed, int) and heads > 0:
+        return embed // heads
+    return 0

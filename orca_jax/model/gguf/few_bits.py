@@ -26,7 +26,11 @@ def _halves(blocks: np.ndarray, begin: int) -> np.ndarray:
 
 def _sixteens(stored: np.ndarray) -> np.ndarray:
     """A copy of bytes [..., 16 n] as uint64 [..., n, 2]. NumPy moves 16 bytes at once as a complex number."""
-    return np.ascontiguousarray(stored.view(np.complex128)).view(np.uint64).reshape(*stored.shape[:-1], -1, 2)
+    return (
+        np.ascontiguousarray(stored.view(np.complex128))
+        .view(np.uint64)
+        .reshape(*stored.shape[:-1], -1, 2)
+    )
 
 
 def _nibbles(stored: np.ndarray, size: int) -> np.ndarray:
@@ -49,7 +53,8 @@ def _q4_0(blocks: np.ndarray) -> _Parts:
 
 
 def _q4_1(blocks: np.ndarray) -> _Parts:
-    return _Parts(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))  # a file has what is added
+    # a file has what is added
+    return _Parts(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
 
 
 def _q5_0(blocks: np.ndarray) -> _Parts:
@@ -84,7 +89,11 @@ def _q6_k(blocks: np.ndarray) -> _Parts:
     groups = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     high = groups >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     numbers = _nibbles(blocks[..., :128], 64)
-    return _Parts(numbers | high.reshape(numbers.shape) << 4, blocks[..., 192:208], units=(_halves(blocks, 208),))
+    return _Parts(
+        numbers | high.reshape(numbers.shape) << 4,
+        blocks[..., 192:208],
+        units=(_halves(blocks, 208),),
+    )
 
 
 class BlockKind(NamedTuple):
@@ -116,7 +125,8 @@ def packed_blocks(rows: np.ndarray, kind: BlockKind, width: int) -> PackedBits:
         kind: the type of the tensor.
         width: columns of a packed block; divides O.
     """
-    parts, outputs = kind.parts(rows.reshape(len(rows), -1, kind.num_bytes)), len(rows)
+    parts = kind.parts(rows.reshape(len(rows), -1, kind.num_bytes))
+    outputs = len(rows)
 
     def columns(numbers: np.ndarray) -> np.ndarray:
         return _by_columns(numbers.reshape(outputs, -1), width)
@@ -139,7 +149,9 @@ def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     rows = len(numbers)
     if bits == 8:
         words = numbers.view(np.uint32)
-        middle = (words & np.uint32(0xFF00)) << np.uint32(8) | (words & np.uint32(0xFF0000)) >> np.uint32(8)
+        middle = (words & np.uint32(0xFF00)) << np.uint32(8) | (
+            words & np.uint32(0xFF0000)
+        ) >> np.uint32(8)
         return (words & np.uint32(0xFF0000FF)) | middle
     words = _words_of_4(numbers if bits == 4 else numbers & 15)
     if bits == 4:
@@ -152,7 +164,9 @@ def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     else:
         fours = rest.reshape(*rest.shape[:2], 4, 4)
         last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6
-    return np.concatenate([words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1)
+    return np.concatenate(
+        [words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1
+    )
 
 
 def _words_of_4(numbers: np.ndarray) -> np.ndarray:
@@ -160,7 +174,8 @@ def _words_of_4(numbers: np.ndarray) -> np.ndarray:
     eights = numbers.view(np.uint64)
     pairs = eights >> np.uint64(12)
     pairs |= eights  # bytes 0, 1, 4 and 5 have a number in either half
-    even, odd = pairs & np.uint64(0xFF000000FF), pairs & np.uint64(0xFF000000FF00)
+    even = pairs & np.uint64(0xFF000000FF)
+    odd = pairs & np.uint64(0xFF000000FF00)
     pairs = even >> np.uint64(24)
     pairs |= even
     pairs |= odd << np.uint64(8)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,15 +19,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.checks import open_regular
-from orca_jax.config import ModelConfig
-from orca_jax.errors import CheckpointError
-from orca_jax.gguf_file.header import GgufTensor, parts_of, read_header
+from orca_jax.helpers.console import Progress
+from orca_jax.helpers.gguf_file.header import MAX_TENSORS, GgufTensor, parts_of, read_header
 from orca_jax.kernels.native import Library
 from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.expert_stacks import MOST_EXPERTS
 from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, aligned_empty, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
@@ -36,8 +33,10 @@ from orca_jax.model.packed.bits import stored_bits
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
 from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import Files, OtherParameters, load_files
-from orca_jax.progress import Progress
+from orca_jax.model.weights import Files, OtherParameters, load_files, too_many_layers
+from orca_jax.values.checks import open_regular
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import CheckpointError
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -63,11 +62,15 @@ class GgufMatrix:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        return np.dtype(np.float32) if self.offset else DTYPES.get(self.tensor.kind.name, np.dtype(np.float32))
+        if self.offset:
+            return np.dtype(np.float32)
+        return DTYPES.get(self.tensor.kind.name, np.dtype(np.float32))
 
     @property
     def num_rows(self) -> int:
-        return self.tensor.shape[0] if len(self.tensor.shape) > 1 else 1
+        if len(self.tensor.shape) > 1:
+            return self.tensor.shape[0]
+        return 1
 
     @property
     def num_columns(self) -> int:
@@ -90,13 +93,16 @@ class GgufMatrix:
         elif self.tensor.kind.name in DTYPES and not self.offset and self.permutation is None:
             read_exactly(self.descriptor, self.tensor.begin + start * self.tensor.row_bytes, values)
             return
-        first, row_bytes = int(needed.min()), self.tensor.row_bytes
+        first = int(needed.min())
+        row_bytes = self.tensor.row_bytes
         rows = np.empty((int(needed.max()) + 1 - first, row_bytes), np.uint8)
         read_exactly(self.descriptor, self.tensor.begin + first * row_bytes, rows)
         if self.permutation is not None and is_matrix:
             rows = rows[needed - first]
         found = self._numbers(rows)
-        values[:] = found if self.permutation is None or is_matrix else found[:, self.permutation]
+        if self.permutation is not None and not is_matrix:
+            found = found[:, self.permutation]
+        values[:] = found
         if self.offset:
             values -= np.float32(self.offset)
 
@@ -149,6 +155,13 @@ class _File:
             return None
         return permuted_rows(self.tensors[theirs].shape[0], self.config.head_dim)
 
+    def matrix(self, name: str, tensor: GgufTensor, descriptor: int) -> GgufMatrix:
+        """A tensor of the model as the rows of a matrix in an open file."""
+        offset = 0.0
+        if name.endswith("norm.weight"):
+            offset = self.architecture.norm_offset
+        return GgufMatrix(self.keys[name], tensor, descriptor, self.permutation(name), offset)
+
     def matrices(self, path: str, layers: range) -> list[_StoredMatrix]:
         """The matrices in few bits of a parameter of a stage; empty if one of them is not.
 
@@ -160,40 +173,80 @@ class _File:
         weight = next((weight for weight in self.table if weight.path == whole), None)
         if weight is None or weight.first_row or weight.transpose == path.endswith(".table"):
             return []
-        needed = layers if weight.stacked and layer is None else (layers.start + (layer or 0),)
-        found = [self._matrix(weight, *each) for each in product(needed, _experts(weight, self.config))]
-        return [matrix for matrix in found if matrix is not None] if None not in found else []
+        needed = layers
+        if layer is not None or not weight.stacked:
+            first = layers.start + (layer or 0)
+            needed = range(first, first + 1)
+        found: list[_StoredMatrix] = []
+        for layer, expert in product(needed, _experts(weight, self.config)):
+            matrix = self._matrix(weight, layer, expert)
+            if matrix is None:
+                return []
+            found.append(matrix)
+        return found
 
     def _matrix(self, weight: Weight, layer: int, expert: int | None) -> _StoredMatrix | None:
-        prefix = FAMILIES[self.config.family].prefixes[0] if weight.prefixed else ""
-        theirs = self.names.get(prefix + weight.key.format(layer=layer, expert=expert))
-        if theirs is None or theirs not in self.tensors or self.tensors[theirs].kind.name not in BLOCK_KINDS:
+        key = _whole_key(weight, self.config).format(layer=layer, expert=expert)
+        theirs = self.names.get(key)
+        if (
+            theirs is None
+            or theirs not in self.tensors
+            or self.tensors[theirs].kind.name not in BLOCK_KINDS
+        ):
             return None
-        tensor, order = self.tensors[theirs], self.permutation(theirs)
+        tensor = self.tensors[theirs]
+        order = self.permutation(theirs)
         if weight.part is not None:
-            order = weight.part.column(np.arange(weight.part.groups * weight.part.sizes[weight.part.index]))
+            order = weight.part.column(
+                np.arange(weight.part.groups * weight.part.sizes[weight.part.index])
+            )
         return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order)
 
 
 def _model_file(path: Path, config: ModelConfig) -> _File:
-    """A file with the names of its model's tensors. Raises ConfigError if it cannot be read."""
+    """A file with the names of its model's tensors.
+
+    Raises:
+        ConfigError: it cannot be read.
+        CheckpointError: it has fewer matrices than layers or experts, or too many.
+    """
     header = read_header(path)
     name, architecture = architecture_of(header, path)
-    table = tuple(_in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config))
-    tensors = _by_expert(header.tensors)
-    num_layers = min(config.num_layers, len(tensors))  # more of them are refused by `load_files`
-    keys = {theirs: key for key, theirs in _names(table, name, replace(config, num_layers=num_layers))}
+    table = tuple(
+        _in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config)
+    )
+    tensors = dict(header.tensors)
+    if config.experts is not None:
+        tensors = _by_expert(path, header.tensors, config.experts.count)
+    if problem := too_many_layers(config, len(tensors)):
+        raise CheckpointError(str(path), [problem])
+    keys = {theirs: key for key, theirs in _names(table, name, config)}
     return _File(config, architecture, tensors, table, keys)
 
 
-def _by_expert(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
-    """The tensors, with a matrix for each expert in place of those that have the matrices of all experts."""
-    found: dict[str, GgufTensor] = {}
-    for name, tensor in tensors.items():
-        if len(tensor.shape) != 3 or tensor.shape[0] > MOST_EXPERTS:
-            found[name] = tensor
-            continue
-        count, *shape = tensor.shape
+def _by_expert(path: Path, tensors: Mapping[str, GgufTensor], count: int) -> dict[str, GgufTensor]:
+    """The tensors, with a matrix for each expert in place of those that have the matrices of all experts.
+
+    Args:
+        path: the file, for errors.
+        tensors: the tensors of the file.
+        count: experts of the model; a tensor with other numbers of matrices stays whole, and fits nothing.
+
+    Raises:
+        CheckpointError: the matrices are too many.
+    """
+    stacks = [
+        name
+        for name, tensor in tensors.items()
+        if len(tensor.shape) == 3 and tensor.shape[0] == count
+    ]
+    if (number := len(stacks) * count) > MAX_TENSORS:
+        problem = f"its {len(stacks)} tensors of {count} experts have {number} matrices; at most {MAX_TENSORS} are read"
+        raise CheckpointError(str(path), [problem])
+    found = dict(tensors)
+    for name in stacks:
+        tensor = found.pop(name)
+        _, *shape = tensor.shape
         for expert in range(count):
             begin = tensor.begin + expert * shape[0] * tensor.row_bytes
             found[f"{name}[{expert}]"] = tensor._replace(shape=tuple(shape), begin=begin)
@@ -204,7 +257,7 @@ def _experts(weight: Weight, config: ModelConfig) -> Sequence[int | None]:
     """The numbers of the experts with a matrix in this row; None alone for other rows."""
     if not weight.is_of_experts or config.experts is None:
         return (None,)
-    return range(min(config.experts.count, MOST_EXPERTS))
+    return range(config.experts.count)
 
 
 def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
@@ -218,22 +271,27 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
 
     Args:
         path: the file.
-        decoder: with sharded shapes. Of a stack, all layers are replaced or none.
+        decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
+            have a form of the library.
         library: the library of the products.
-        num_devices: that share the processors of this machine.
+        num_devices: the devices that share the processors of this machine.
     """
     file = _model_file(path, decoder.config)
 
     def kept(path: str, name: str, held: Any) -> Any:
         """The form of the file's bits; None if there is none."""
-        found = file.matrices(path, range(decoder.span.start, decoder.span.stop)) if type(held) is nnx.Param else []
+        if type(held) is not nnx.Param:
+            return None
+        found = file.matrices(path, range(decoder.span.start, decoder.span.stop))
         if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):
             return None
         return stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
 
     for keys, module in list(nnx.iter_modules(decoder)):
         matrices = {name: getattr(module, name) for name in _matrix_names(module)}
-        forms = {name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()}
+        forms = {
+            name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()
+        }
         if None not in forms.values():
             for name, form in forms.items():
                 setattr(module, name, form)
@@ -242,8 +300,14 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
 def _matrix_names(module: nnx.Module) -> Sequence[str]:
     """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
     if isinstance(module, Experts):
-        return list(module.matrices) if module.is_alone else ()
-    return ("kernel",) if isinstance(module, Linear) else ("table",) if isinstance(module, Table) else ()
+        if module.is_alone:
+            return list(module.matrices)
+        return ()
+    if isinstance(module, Linear):
+        return ("kernel",)
+    if isinstance(module, Table):
+        return ("table",)
+    return ()
 
 
 def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
@@ -257,27 +321,26 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
     stored = dict(file.tensors)
     if file.architecture.model_type == "llama":
         stored.pop(FREQUENCIES, None)  # a part of the configuration
-    scaled = [f"{key}: scaled rotary positions are not supported from GGUF" for key in _SCALED if key in stored]
+    scaled = [
+        f"{key}: scaled rotary positions are not supported from GGUF"
+        for key in _SCALED
+        if key in stored
+    ]
     if scaled:
         raise CheckpointError(str(path), scaled, remedy="Use the model with safetensors")
     files = Files()
-    files.tensors |= {file.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()}
+    files.tensors |= {
+        file.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()
+    }
     with ExitStack() as stack:
-        descriptors = []
-        for part in parts_of(path, read_header(path)):
-            try:
-                descriptors.append(open_regular(part))
-            except OSError as error:
-                raise CheckpointError(str(part), [f"the file cannot be read: {first_line(error)}"]) from None
-            stack.callback(os.close, descriptors[-1])
+        descriptors = [_opened(part, stack) for part in parts_of(path, read_header(path))]
         for theirs, key in file.keys.items():
             if theirs in stored:
                 descriptor = descriptors[stored[theirs].part]
-                offset = file.architecture.norm_offset if theirs.endswith("norm.weight") else 0.0
-                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, file.permutation(theirs), offset)
+                files.rows[key] = file.matrix(theirs, stored[theirs], descriptor)
         leaves = flat_parameters(wanted.shapes)
         kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
-        paths = frozenset(f"{name}.{part}" for name in kept for part in _PARTS)
+        paths = frozenset(map(".".join, product(kept, _PARTS)))
 
         def read(name: str) -> dict[str, Array]:
             whole, _, form = name.partition(_FORM)
@@ -290,22 +353,41 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
 
         def read_all() -> dict[str, Array]:
             with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
-                return {part: array for parts in pool.map(read, kept) for part, array in parts.items()}
+                return dict(chain.from_iterable(map(dict.items, pool.map(read, kept))))
 
         others = OtherParameters(paths, read_all)
         try:
             return load_files(str(path), files, file.table, config, wanted, progress, others)
         except OSError as error:
-            raise CheckpointError(str(path), [f"the file cannot be read: {first_line(error)}"]) from None
+            raise CheckpointError(
+                str(path), [f"the file cannot be read: {first_line(error)}"]
+            ) from None
+
+
+def _opened(part: Path, stack: ExitStack) -> int:
+    """The descriptor of a file, which the stack closes. Raises CheckpointError: it cannot be read."""
+    try:
+        descriptor = open_regular(part)
+    except OSError as error:
+        problem = f"the file cannot be read: {first_line(error)}"
+        raise CheckpointError(str(part), [problem]) from None
+    stack.callback(os.close, descriptor)
+    return descriptor
 
 
 def _read_bits(
-    name: str, found: Sequence[_StoredMatrix], descriptors: Sequence[int], leaves: Mapping[str, jax.ShapeDtypeStruct]
+    name: str,
+    found: Sequence[_StoredMatrix],
+    descriptors: Sequence[int],
+    leaves: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, Array]:
     """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
     held = {part: leaves[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in leaves}
     *_, blocks, _, width = held["words"].shape
-    arrays = {part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype)) for part, leaf in held.items()}
+    arrays = {
+        part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype))
+        for part, leaf in held.items()
+    }
     for index, matrix in enumerate(found):
         for first, rows in _stored_rows(matrix, descriptors[matrix.tensor.part], blocks, width):
             packed = packed_blocks(rows, matrix.kind, width)
@@ -324,7 +406,8 @@ def _stored_rows(
 
     They are few enough for the caches of a processor. The outputs of a table beyond the stored ones are zeros.
     """
-    tensor, order = matrix.tensor, matrix.order
+    tensor = matrix.tensor
+    order = matrix.order
     each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
     whole = None
     if order is not None:
@@ -351,29 +434,42 @@ def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:
 def _in_gguf(weight: Weight, architecture: Architecture) -> Weight:
     """The row of a tensor, with the order of its axes in GGUF."""
     is_other = weight.key.endswith(architecture.transposed)
-    return replace(weight, transpose=not weight.transpose) if is_other else weight
+    if not is_other:
+        return weight
+    return replace(weight, transpose=not weight.transpose)
 
 
-def _names(table: tuple[Weight, ...], architecture: str, config: ModelConfig) -> Iterator[tuple[str, str]]:
+def _whole_key(weight: Weight, config: ModelConfig) -> str:
+    """The key of a tensor with the usual prefix of its family."""
+    if not weight.prefixed:
+        return weight.key
+    return FAMILIES[config.family].prefixes[0] + weight.key
+
+
+def _names(
+    table: tuple[Weight, ...], architecture: str, config: ModelConfig
+) -> Iterator[tuple[str, str]]:
     """The key of each tensor in safetensors, and its name in GGUF; each once."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     (kind,) = (arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture)
     names = get_tensor_name_map(kind, config.num_layers)
-    family = FAMILIES[config.family]
     for weight in table:
-        key = (family.prefixes[0] if weight.prefixed else "") + weight.key
-        for layer in range(config.num_layers) if weight.stacked else (None,):
+        key = _whole_key(weight, config)
+        for layer in range(config.num_layers if weight.stacked else 1):
             whole = key.replace(".{expert}", "").format(layer=layer)
             theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
             if theirs is None:
                 continue
             for expert in _experts(weight, config):
-                yield key.format(layer=layer, expert=expert), theirs if expert is None else f"{theirs}[{expert}]"
+                place = "" if expert is None else f"[{expert}]"
+                yield key.format(layer=layer, expert=expert), theirs + place
 
 
 def _described(tensor: GgufTensor) -> GgufShape:
-    return GgufShape("F32" if _is_readable(tensor.kind) else tensor.kind.name, tensor.shape)
+    if _is_readable(tensor.kind):
+        return GgufShape("F32", tensor.shape)
+    return GgufShape(tensor.kind.name, tensor.shape)
 
 
 @cache

@@ -33,7 +33,8 @@ class LayerAdapters:
 
     def additions(self, name: str, x: Float[Array, "T I"]) -> tuple[Float[Array, "T _"], ...]:
         """The additions to the results of a group of linear layers."""
-        group, plan = self.groups[name], self.plan
+        group = self.groups[name]
+        plan = self.plan
         active = self.stacks["active"]
         number = list(self.groups).index(name)
         is_active = jnp.any(active[plan.slot, number] > 0)
@@ -44,21 +45,31 @@ class LayerAdapters:
             x: Array, first: Array, plan: SlotPlan, is_active: Array, shrink: Array, *expand: Array
         ) -> tuple[Array, ...]:
             operands = Operands(shrink, expand, first, active.shape[0])
-            total = None if axis is None or self.mesh.size == 1 else _sum_over_devices
             return low_rank(x, operands, plan, is_active, total=total)
 
+        total = None
         if self.mesh.size == 1:
             return on_shard(x, jnp.int32(self.first), plan, is_active, *stacks)
-        everywhere, outputs = PartitionSpec(), [MESH_AXES[output] for output in group.outputs]
+        if axis is not None:
+            total = _sum_over_devices
+        everywhere = PartitionSpec()
+        outputs = [MESH_AXES[output] for output in group.outputs]
         split = jax.shard_map(
             on_shard,
             mesh=self.mesh,
             in_specs=(
-                *(PartitionSpec(None, axis), everywhere, everywhere, everywhere, PartitionSpec(None, axis, None)),
+                *(
+                    PartitionSpec(None, axis),
+                    everywhere,
+                    everywhere,
+                    everywhere,
+                    PartitionSpec(None, axis, None),
+                ),
                 *(PartitionSpec(None, None, output) for output in outputs),
             ),
             out_specs=tuple(PartitionSpec(None, output) for output in outputs),
-            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+            # a loop whose trip count is the same on all shards needs no collective
+            check_vma=False,
         )
         summed: tuple[Array, ...] = split(x, jnp.int32(self.first), plan, is_active, *stacks)
         return summed
@@ -92,7 +103,9 @@ class Adapters:
         keep: Int[Array, "B"] | None = None,
     ) -> None:
         self._num_slots = stacks["active"].shape[0]
-        flat = {name: each if name == "active" else _by_element(each) for name, each in stacks.items()}
+        flat = {
+            name: each if name == "active" else _by_element(each) for name, each in stacks.items()
+        }
         other = None if keep is None else plan_slots(slot[keep], self._num_slots)
         self._layer = LayerAdapters(flat, groups, mesh, plan_slots(slot, self._num_slots), other, 0)
 

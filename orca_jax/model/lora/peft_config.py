@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import json_value, open_regular, unique_keys
-from orca_jax.errors import CheckpointError, system_message
+from orca_jax.values.checks import json_value, open_regular, unique_keys
+from orca_jax.values.errors import CheckpointError, system_message
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
@@ -27,7 +27,8 @@ _OFF: tuple[object, ...] = (None, False, "none", [], {})
 """Values of all other keys, by which a feature is off."""
 
 _CHANGES_BASE = (
-    "init_lora_weights {} changes the weights of the base model; convert the adapter with PEFT to a plain one"
+    "init_lora_weights {} changes the weights of the base model; convert the adapter with PEFT to "
+    "a plain one"
 )
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
@@ -67,28 +68,38 @@ def read_config(directory: Path) -> PeftConfig:
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
-        reason = system_message(error) if isinstance(error, OSError) else f"it is not valid: {str(error)[:300]}"
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else reason
+        reason = f"it is not valid: {str(error)[:300]}"
+        if isinstance(error, OSError):
+            reason = system_message(error)
+        if isinstance(error, FileNotFoundError):
+            reason = "it does not exist"
         raise CheckpointError(str(directory), [f"{CONFIG}: {reason}"], _REMEDY) from None
     problems = _problems(values)
     if problems:
         raise CheckpointError(str(directory), [f"{CONFIG}: {problem}" for problem in problems])
     rank = values["r"]
-    return PeftConfig(rank, float(values.get("lora_alpha", 8)), values.get("use_rslora", False) is True)
+    return PeftConfig(
+        rank, float(values.get("lora_alpha", 8)), values.get("use_rslora", False) is True
+    )
 
 
-_REMEDY = "an adapter is a directory written by PEFT's save_pretrained, with adapter_model.safetensors"
+_REMEDY = (
+    "an adapter is a directory written by PEFT's save_pretrained, with adapter_model.safetensors"
+)
 
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     problems = []
-    kind, rank, alpha = values.get("peft_type"), values.get("r"), values.get("lora_alpha", 8)
+    kind = values.get("peft_type")
+    rank = values.get("r")
+    alpha = values.get("lora_alpha", 8)
     if kind != "LORA":
         problems.append(f"peft_type {_shown(kind)} is not supported, only 'LORA'")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         problems.append(f"r must be an integer of at least 1, got {_shown(rank)}")
     is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not is_number or not abs(alpha) <= sys.float_info.max:  # also NaN, and integers beyond all floats
+    # also NaN, and integers beyond all floats
+    if not is_number or not abs(alpha) <= sys.float_info.max:
         problems.append(f"lora_alpha must be a number, got {_shown(alpha)}")
     if not isinstance(values.get("use_rslora"), bool | None):
         problems.append(f"use_rslora must be true or false, got {_shown(values['use_rslora'])}")
@@ -98,7 +109,7 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     problems += [
         f"{key} {_shown(str(value))} is not supported; train the adapter without it"
         for key, value in values.items()
-        if key not in _READ | _HARMLESS and not any(value is off or value == off for off in _OFF)
+        if key not in _READ | _HARMLESS and value not in _OFF
     ]
     return problems
 

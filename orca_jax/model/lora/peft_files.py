@@ -4,16 +4,13 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orca_jax.checks import open_regular
-from orca_jax.config import DType, LoraConfig, ModelConfig
-from orca_jax.errors import CheckpointError, system_message
-from orca_jax.layer_config import PAGED_MIXERS
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.safetensors import StoredTensor, read_header
@@ -21,6 +18,10 @@ from orca_jax.model.files.stripes import DTYPES, FileMatrix
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
 from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
 from orca_jax.model.parameters import copied_columns, layers_of
+from orca_jax.values.checks import open_regular
+from orca_jax.values.config import DType, LoraConfig, ModelConfig
+from orca_jax.values.errors import CheckpointError, system_message
+from orca_jax.values.layer_config import PAGED_MIXERS
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -36,7 +37,8 @@ _REMEDIES = {
 }
 """Reasons for the refusal of a tensor, by a part of its name."""
 
-_ENTRY_BYTES = 400  # of a header for a tensor: its name in at most 250 characters, type, shape and offsets
+# of a header for a tensor: its name in at most 250 characters, type, shape and offsets
+_ENTRY_BYTES = 400
 _METADATA_BYTES = 2**16  # of a header
 _MOST_ITEM_BYTES = max(dtype.itemsize for dtype in DTYPES.values())
 
@@ -79,7 +81,9 @@ class _Tensors(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: DType) -> AdapterValues:
+def read_adapter(
+    directory: Path, model: ModelConfig, lora: LoraConfig, dtype: DType
+) -> AdapterValues:
     """Read an adapter.
 
     The names, types, shapes and places of all tensors are checked before the first one is read, so that a wrong file
@@ -103,26 +107,40 @@ def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: D
         with os.fdopen(open_regular(directory / WEIGHTS), "rb") as file:
             return _read(directory, file.fileno(), config, model, lora, dtype)
     except FileNotFoundError:
-        other = (directory / "adapter_model.bin").exists()
-        reason = "only adapter_model.bin: pickles are not read, since they may run code" if other else "missing"
+        reason = "missing"
+        if (directory / "adapter_model.bin").exists():
+            reason = "only adapter_model.bin: pickles are not read, since they may run code"
         problem = f"{WEIGHTS}: {reason}; save the adapter with PEFT's save_pretrained(safe_serialization=True)"
         raise CheckpointError(str(directory), [problem]) from None
     except OSError as error:
-        raise CheckpointError(str(directory), [f"{WEIGHTS}: cannot be read: {system_message(error)}"]) from None
+        raise CheckpointError(
+            str(directory), [f"{WEIGHTS}: cannot be read: {system_message(error)}"]
+        ) from None
 
 
 def _read(
-    directory: Path, descriptor: int, config: PeftConfig, model: ModelConfig, lora: LoraConfig, dtype: DType
+    directory: Path,
+    descriptor: int,
+    config: PeftConfig,
+    model: ModelConfig,
+    lora: LoraConfig,
+    dtype: DType,
 ) -> AdapterValues:
-    places, problems = _places(model), list[str]()
-    matrices = {(each.weight.key, each.layer): each for found in places.values() for each in found}
+    places = _places(model)
+    problems = list[str]()
+    matrices = {
+        (each.weight.key, each.layer): each for each in chain.from_iterable(places.values())
+    }
     # Two tensors for each matrix, and as many again for parts that are left out.
     stored, length = read_header(descriptor, _METADATA_BYTES + 4 * len(matrices) * _ENTRY_BYTES)
     tensors = _check(stored, descriptor, places, model, config.rank, problems)
     numbers = sum(_numbers(each, model, config.rank) for each in matrices.values())
-    size, most = os.fstat(descriptor).st_size, 8 + length + 2 * numbers * _MOST_ITEM_BYTES
+    size = os.fstat(descriptor).st_size
+    most = 8 + length + 2 * numbers * _MOST_ITEM_BYTES
     if size > most and not problems:
-        problems.append(f"{WEIGHTS} has {size} bytes; with this r, one of this model has at most {most}")
+        problems.append(
+            f"{WEIGHTS} has {size} bytes; with this r, one of this model has at most {most}"
+        )
     if not problems:
         values, digest = _arrange(tensors, places, config, model, lora, dtype, problems)
     if problems:
@@ -139,54 +157,68 @@ def _check(
     problems: list[str],
 ) -> _Tensors:
     """The tensors of the decoder, with names, types and shapes that fit; or problems."""
-    ignored, with_states = FAMILIES[model.family].ignored, _modules_with_states(model)
+    ignored = FAMILIES[model.family].ignored
+    with_states = _modules_with_states(model) - places.keys()
     modules: dict[str, dict[str, FileMatrix]] = {}
     left_out: set[str] = set()
     for key in sorted(stored):
-        side = next((side for side in _SIDES if key.endswith(side)), None)
-        module = key.removeprefix(_PREFIX).removesuffix(side or "")
+        module, side = _module_and_side(key)
         if side is not None and module not in places and ignored.fullmatch(f"{module}.weight"):
             left_out.add(module.removeprefix("model.").partition(".")[0])
             continue
-        if side is None or module not in places:
-            reason = next((why for part, why in _REMEDIES.items() if part in key), "no linear layer of this model")
-            reason = "adapters of layers with states are not supported" if module in with_states else reason
-            problems.append(f"{key}: {reason}")
-            continue
         kind, shape, begin = stored[key]
-        if kind not in DTYPES:
+        if module in with_states:
+            problems.append(f"{key}: adapters of layers with states are not supported")
+        elif side is None or module not in places:
+            problems.append(f"{key}: {_advice(key)}")
+        elif kind not in DTYPES:
             problems.append(f"{key}: type {kind[:20]} is not supported, only {', '.join(DTYPES)}")
         elif len(shape) != 2:
             problems.append(f"{key}: shape {list(shape)[:9]} is not that of a matrix")
         else:
             matrix = FileMatrix(key, *shape, DTYPES[kind], descriptor, begin)
-            modules.setdefault(module, {})[_SIDES[side]] = matrix
+            modules.setdefault(module, {})[side] = matrix
     if not modules and not problems:
-        only = f"tensors of {' and '.join(sorted(left_out))} alone, which is left out" if left_out else "no tensors"
-        problems.append(f"{WEIGHTS} has {only}")
-    are_whole = not problems
+        only = " and ".join(sorted(left_out))
+        found = f"tensors of {only} alone, which is left out" if left_out else "no tensors"
+        problems.append(f"{WEIGHTS} has {found}")
+    has_all = not problems
     for module, sides in modules.items():
-        if len(sides) == 2:
-            problem = _problem_of_shapes(sides, places[module], model, rank)
-        else:
-            problem = "lora_A and lora_B must both be there" if are_whole else None
-        if problem is not None:
+        if problem := _problem_of_module(sides, places[module], model, rank, has_all):
             problems.append(f"{module}: {problem}")
     return _Tensors(modules, tuple(sorted(left_out)))
 
 
+def _module_and_side(key: str) -> tuple[str, str | None]:
+    """The module of a tensor, and "A" or "B"; None for another tensor."""
+    name = key.removeprefix(_PREFIX)
+    for suffix, side in _SIDES.items():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), side
+    return name, None
+
+
+def _advice(key: str) -> str:
+    """The reason for which a tensor of this name is not read."""
+    for part, reason in _REMEDIES.items():
+        if part in key:
+            return reason
+    return "no linear layer of this model"
+
+
 def _places(model: ModelConfig) -> dict[str, list[_AdaptedModule]]:
     """The linear layers of the decoder by the names of modules in checkpoints."""
-    paths = {
-        f"blocks.{name.removesuffix('_out')}.{target}.kernel": target
-        for name, group in groups_of(model).items()
-        for target in group.targets
-    }
+    paths: dict[str, str] = {}
+    for name, group in groups_of(model).items():
+        part = name.removesuffix("_out")
+        paths |= {f"blocks.{part}.{target}.kernel": target for target in group.targets}
     places: dict[str, list[_AdaptedModule]] = {}
     for weight in FAMILIES[model.family].weights(model):
         if weight.path in paths:
             for module, layer in _modules(weight, model):
-                places.setdefault(module, []).append(_AdaptedModule(paths[weight.path], layer, weight))
+                places.setdefault(module, []).append(
+                    _AdaptedModule(paths[weight.path], layer, weight)
+                )
     return places
 
 
@@ -201,8 +233,11 @@ def _modules(weight: Weight, model: ModelConfig) -> Iterator[tuple[str, int]]:
 def _modules_with_states(model: ModelConfig) -> set[str]:
     """The modules of mixers that keep states."""
     mixers = tuple(f"blocks.{name}." for name in set(model.mixers) - PAGED_MIXERS)
-    weights = [weight for weight in FAMILIES[model.family].weights(model) if weight.path.startswith(mixers)]
-    return {module for weight in weights for module, _ in _modules(weight, model)}
+    found: set[str] = set()
+    for weight in FAMILIES[model.family].weights(model):
+        if weight.path.startswith(mixers):
+            found.update(module for module, _ in _modules(weight, model))
+    return found
 
 
 def _arrange(
@@ -229,8 +264,12 @@ def _arrange(
                 problems.append(f"{matrix.key}: has values that are not finite")
         with np.errstate(over="ignore"):  # found below
             for place in places[module]:
-                _place_values(out, place, matrices["A"], matrices["B"] * config.scale, model, lora.max_rank)
-    infinite = [name for name, each in out.items() if not np.isfinite(each.astype(np.float32)).all()]
+                _place_values(
+                    out, place, matrices["A"], matrices["B"] * config.scale, model, lora.max_rank
+                )
+    infinite = [
+        name for name, each in out.items() if not np.isfinite(each.astype(np.float32)).all()
+    ]
     if infinite and not problems:
         problems.append(f"values of {', '.join(infinite)} are too large for {dtype}")
     return out, digest.hexdigest()
@@ -240,7 +279,7 @@ def _shapes(place: _AdaptedModule, model: ModelConfig, rank: int) -> dict[str, t
     """The shapes of both matrices of a module."""
     _, _, group = group_of(place.target, model)
     part = place.weight.part
-    outputs = _stored_width(place.target, model) if part is None else part.num_columns
+    outputs = part.num_columns if part else _stored_width(place.target, model)
     return {"A": (rank, width_of(group.inputs, model)), "B": (outputs, rank)}
 
 
@@ -248,9 +287,16 @@ def _numbers(place: _AdaptedModule, model: ModelConfig, rank: int) -> int:
     return sum(rows * columns for rows, columns in _shapes(place, model, rank).values())
 
 
-def _problem_of_shapes(
-    sides: Mapping[str, FileMatrix], places: list[_AdaptedModule], model: ModelConfig, rank: int
+def _problem_of_module(
+    sides: Mapping[str, FileMatrix],
+    places: list[_AdaptedModule],
+    model: ModelConfig,
+    rank: int,
+    has_all: bool,
 ) -> str | None:
+    """The problem of the matrices of a module. One may miss only if another tensor has a problem: not `has_all`."""
+    if len(sides) < 2:
+        return "lora_A and lora_B must both be there" if has_all else None
     for side, needed in _shapes(places[0], model, rank).items():
         if _shape(sides[side]) != needed:
             return f"lora_{side} has shape {list(_shape(sides[side]))}, the model and r need {list(needed)}"
@@ -265,7 +311,9 @@ def _stored_width(target: str, model: ModelConfig) -> int:
     """The outputs of a linear layer in checkpoints: one copy of each key/value head."""
     _, _, group = group_of(target, model)
     width = width_of(group.outputs[group.targets.index(target)], model)
-    return width // model.kv_copies if target in ("key", "value") else width
+    if target in ("key", "value"):
+        return width // model.kv_copies
+    return width
 
 
 def _place_values(
@@ -278,10 +326,13 @@ def _place_values(
 ) -> None:
     """Write the matrices of one module, or the part of one, into the arrays of the adapter."""
     number, name, group = group_of(place.target, model)
-    rank, first = a.shape[0], group.targets.index(place.target) * max_rank
+    rank = a.shape[0]
+    first = group.targets.index(place.target) * max_rank
     columns = np.arange(_stored_width(place.target, model))
     if place.target in ("key", "value") and model.kv_copies > 1:
-        columns = copied_columns(range(len(columns) * model.kv_copies), model.kv_copies, model.head_dim)
+        columns = copied_columns(
+            range(len(columns) * model.kv_copies), model.kv_copies, model.head_dim
+        )
     if place.weight.part is not None:
         columns = place.weight.part.column(columns)
     out[f"{name}.shrink"][place.layer, :, first : first + rank] = a.T

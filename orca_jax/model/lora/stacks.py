@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from orca_jax.config import DType, LoraConfig, ModelConfig
 from orca_jax.model.sharding import partition_spec
+from orca_jax.values.config import DType, LoraConfig, ModelConfig
 
 
 class Group(NamedTuple):
@@ -48,7 +48,9 @@ def groups_of(model: ModelConfig) -> dict[str, Group]:
 def group_of(target: str, model: ModelConfig) -> tuple[int, str, Group]:
     """The group of a linear layer: its number in `active`, its name, and itself."""
     groups = enumerate(groups_of(model).items())
-    return next((number, name, group) for number, (name, group) in groups if target in group.targets)
+    return next(
+        (number, name, group) for number, (name, group) in groups if target in group.targets
+    )
 
 
 def width_of(axis: str, model: ModelConfig) -> int:
@@ -62,13 +64,19 @@ def width_of(axis: str, model: ModelConfig) -> int:
     return sizes[axis]
 
 
-def value_shapes(model: ModelConfig, rank: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+def value_shapes(
+    model: ModelConfig, rank: int
+) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """The shape and the logical axes of each array of one adapter, for the layers of `model`."""
     shapes: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {}
-    layers, groups = model.num_layers, groups_of(model)
+    layers = model.num_layers
+    groups = groups_of(model)
     for name, group in groups.items():
         width = rank * len(group.targets)
-        shapes[f"{name}.shrink"] = (layers, width_of(group.inputs, model), width), ("layers", group.inputs, "rank")
+        shapes[f"{name}.shrink"] = (
+            (layers, width_of(group.inputs, model), width),
+            ("layers", group.inputs, "rank"),
+        )
         for target, axis in zip(group.targets, group.outputs, strict=True):
             shapes[target] = (layers, rank, width_of(axis, model)), ("layers", "rank", axis)
     shapes["active"] = (len(groups),), ("groups",)
@@ -86,17 +94,24 @@ def zero_values(model: ModelConfig, lora: LoraConfig, dtype: DType) -> dict[str,
     return {name: np.zeros(shape, _dtype(name, dtype)) for name, (shape, _) in shapes.items()}
 
 
-def value_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def value_specs(
+    model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of one adapter with their shardings; `model` has the layers of a stage."""
     return {
-        name: jax.ShapeDtypeStruct(shape, _dtype(name, dtype), sharding=NamedSharding(mesh, partition_spec(axes)))
+        name: jax.ShapeDtypeStruct(
+            shape, _dtype(name, dtype), sharding=NamedSharding(mesh, partition_spec(axes))
+        )
         for name, (shape, axes) in value_shapes(model, lora.max_rank).items()
     }
 
 
-def stack_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def stack_specs(
+    model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of all slots with their shardings; `model` has the layers of a stage."""
-    slots, specs = lora.num_slots + 1, {}
+    slots = lora.num_slots + 1
+    specs = {}
     for name, (shape, axes) in value_shapes(model, lora.max_rank).items():
         before = () if name == "active" else (0,)  # the axis of layers comes first
         at = len(before)
@@ -109,15 +124,18 @@ def stack_specs(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) 
 def stack_bytes(model: ModelConfig, lora: LoraConfig, dtype: DType, mesh: Mesh) -> int:
     """Bytes of the adapters on each device of a stage."""
     specs = stack_specs(model, lora, dtype, mesh).values()
-    return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in specs)
+    return sum(
+        math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in specs
+    )
 
 
 def write_slot(stacks: Stacks, slot: Int[Array, " 1"], values: Mapping[str, Array]) -> Stacks:
     """The stacks with the values of an adapter in a slot; traced."""
-    return {
-        name: stack.at[slot[0]].set(values[name]) if name == "active" else stack.at[:, slot[0]].set(values[name])
-        for name, stack in stacks.items()
-    }
+    written = {}
+    for name, stack in stacks.items():
+        place = stack.at[slot[0]] if name == "active" else stack.at[:, slot[0]]
+        written[name] = place.set(values[name])
+    return written
 
 
 def _dtype(name: str, dtype: DType) -> jnp.dtype:

@@ -6,13 +6,22 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import SHARED_MIXERS, MixerName
-from orca_jax.model.layers import Linear, Maker, Norm, project, unfused
+from orca_jax.model.layers import (
+    Linear,
+    Maker,
+    Norm,
+    kept,
+    optional,
+    project,
+    unfused,
+    with_adapters,
+)
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import SHARED_MIXERS, MixerName
 
 type Projections = tuple[
     Float[Array, "T H D"],
@@ -34,48 +43,69 @@ class Attention(nnx.Module):
         mixer: the kind: of wide heads, or without keys and values of its own.
     """
 
-    def __init__(self, make: Maker, config: ModelConfig, out_std: float, mixer: MixerName = "attention") -> None:
-        has_values = config.wide is None or not mixer.startswith("wide_") or not config.wide.keys_are_values
-        config, has_keys = config.of_mixer(mixer), mixer not in SHARED_MIXERS
+    def __init__(
+        self, make: Maker, config: ModelConfig, out_std: float, mixer: MixerName = "attention"
+    ) -> None:
+        has_values = (
+            config.wide is None or not mixer.startswith("wide_") or not config.wide.keys_are_values
+        )
+        config = config.of_mixer(mixer)
+        has_keys = mixer not in SHARED_MIXERS
         self.head_dim = config.head_dim
-        embed, heads = config.embed_dim, config.num_heads * config.head_dim
+        embed = config.embed_dim
+        heads = config.num_heads * config.head_dim
         self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=config.attention_bias)
-        self.key = nnx.data(_kv_projection(make, config) if has_keys else None)
-        self.value = nnx.data(_kv_projection(make, config) if has_keys and has_values else None)
+        self.key = optional(has_keys, _kv_projection, make, config)
+        self.value = optional(has_keys and has_values, _kv_projection, make, config)
         self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
-        key_norm = _head_norm(make, config, config.num_kv_heads, "kv_heads") if has_keys else None
-        self.key_norm = nnx.data(key_norm)
-        self.value_norm: Norm | None = nnx.data(None)
-        if config.value_norm and has_keys:
-            self.value_norm = nnx.data(Norm(make, config, config.head_dim, "head_dim", has_scale=False))
-        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
-        sinks = make((config.num_heads,), ("heads",), "zeros") if config.attention_sinks else None
-        self.sinks = nnx.data(sinks)
-        self.num_heads, self.norms_last = config.num_heads, config.qk_norm_last
+        kv_heads = config.num_kv_heads
+        self.key_norm = optional(has_keys, _head_norm, make, config, kv_heads, "kv_heads")
+        has_norm = config.value_norm and has_keys
+        width = config.head_dim
+        self.value_norm = optional(has_norm, Norm, make, config, width, "head_dim", has_scale=False)
+        self.out = Linear(
+            make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std
+        )
+        shape = (config.num_heads,)
+        self.sinks = optional(config.attention_sinks, make, shape, ("heads",), "zeros")
+        self.num_heads = config.num_heads
+        self.norms_last = config.qk_norm_last
         gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
-        has_bias = config.attention_bias and config.attention_gate == "all"  # as that of queries, beside it in files
-        self.gate = nnx.data(Linear(make, (embed, gates), ("embed", "heads"), bias=has_bias) if gates else None)
+        # as that of queries, beside it in files
+        has_bias = config.attention_bias and config.attention_gate == "all"
+        sizes = (embed, gates)
+        self.gate = optional(gates, Linear, make, sizes, ("embed", "heads"), bias=has_bias)
 
     @property
     def linear_layers(self) -> list[Linear]:
         """The linear layers."""
-        return [self.query, *filter(None, [self.key, self.value]), self.out, *filter(None, [self.gate])]
+        layers = [self.query, self.key, self.value, self.out, self.gate]
+        return [layer for layer in layers if layer is not None]
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> Projections:
         """The inputs of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
         results = project(x, [self.query, *filter(None, [self.key, self.value, self.gate])])
-        gate = None if self.gate is None else jax.nn.sigmoid(results.pop()).reshape(tokens, self.num_heads, -1)
+        gate = None
+        if self.gate is not None:
+            gate = jax.nn.sigmoid(results.pop()).reshape(tokens, self.num_heads, -1)
         projected = [unfused(values) for values in results]
-        projected = projected if adapters is None else adapters.added("attention", x, projected)
-        query = self._positioned(projected[0], self.query_norm, None if rotation is None else rotation.of_queries)
-        sinks = None if self.sinks is None else self.sinks[...]
+        projected = with_adapters(adapters, "attention", x, projected)
+        of_queries = rotation and rotation.of_queries
+        query = self._positioned(projected[0], self.query_norm, of_queries)
+        sinks = None
+        if self.sinks is not None:
+            sinks = self.sinks[...]
         if self.key is None:
             return query, None, None, gate, sinks
-        key, value = self._positioned(projected[1], self.key_norm, rotation), projected[-1]
+        key = self._positioned(projected[1], self.key_norm, rotation)
+        value = projected[-1]
         value = value.reshape(tokens, -1, self.head_dim)
         return query, key, _normed(self.value_norm, value), gate, sinks
 
@@ -83,10 +113,14 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T X"], norm: Norm | None, rotate: Callable[[Array], Array] | None
     ) -> Float[Array, "T H D"]:
         """Queries or keys of each head, with their norm and rotary positions."""
-        x = x if self.norms_last else _normed(norm, x)
+        if not self.norms_last:
+            x = _normed(norm, x)
         heads = x.reshape(x.shape[0], -1, self.head_dim)
-        heads = heads if rotate is None else rotate(heads)
-        return _normed(norm, heads) if self.norms_last else heads
+        if rotate is not None:
+            heads = rotate(heads)
+        if self.norms_last:
+            heads = _normed(norm, heads)
+        return heads
 
     def mix[Cache](
         self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache
@@ -94,7 +128,9 @@ class Attention(nnx.Module):
         """Attend over the pages of the layer, after writing the new keys and values to them."""
         query, key, value, gate, sinks = inputs
         out, cache = mixing.attend(layer, query, key, value, cache, sinks)
-        return out if gate is None else out * gate, cache
+        if gate is not None:
+            out = out * gate
+        return out, cache
 
     def merge(
         self,
@@ -103,15 +139,15 @@ class Attention(nnx.Module):
         adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """Project the heads of every token back, or of those in `keep`. `adapters` are those of the same tokens."""
-        merged = out.reshape(out.shape[0], -1)
-        merged = merged if keep is None else merged[keep]
-        projected = self.out(merged)
-        return projected if adapters is None else adapters.added("attention_out", merged, [projected])[0]
+        merged = kept(out.reshape(out.shape[0], -1), keep)
+        return with_adapters(adapters, "attention_out", merged, [self.out(merged)])[0]
 
 
 def _normed(norm: Norm | None, x: Float[Array, "T *any"]) -> Float[Array, "T *any"]:
     """The vectors after a norm of each head or of all heads together, if there is one."""
-    return x if norm is None else norm.of_groups(x)
+    if norm is None:
+        return x
+    return norm.of_groups(x)
 
 
 def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:
@@ -127,7 +163,9 @@ def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> N
 
 def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
     """The projection to keys or to values. All copies of a head have the values that the head has without copies."""
-    columns = copied_columns(range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim)
+    columns = copied_columns(
+        range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim
+    )
     sizes = config.embed_dim, len(columns) // config.kv_copies
     projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
     if config.kv_copies > 1:

@@ -5,13 +5,13 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.layers import Linear, Maker
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.attention import Attention
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.mixers.mamba import Mamba
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
 
 
 class _MambaPart(Mamba):
@@ -31,7 +31,10 @@ class AttentionMamba(nnx.Module):
         return [*self.attention.linear_layers, *self.mamba.linear_layers]
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> tuple[Any, Any]:
         """The inputs of both. There are no `adapters`: assembly/support.py refuses them."""
         return self.attention.project(x, rotation), self.mamba.project(x, rotation)
@@ -45,7 +48,10 @@ class AttentionMamba(nnx.Module):
         return (attended, results), cache
 
     def merge(
-        self, out: tuple[Any, Any], keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+        self,
+        out: tuple[Any, Any],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """The sum of both results of every token, or of those in `keep`."""
         return self.attention.merge(out[0], keep) + self.mamba.merge(out[1], keep)

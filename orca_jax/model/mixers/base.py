@@ -20,12 +20,12 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import DType, ModelConfig
-from orca_jax.layer_config import MixerName
 from orca_jax.model.layers import Linear
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.rope import Rotation
 from orca_jax.model.sharding import partition_spec
+from orca_jax.values.config import DType, ModelConfig
+from orca_jax.values.layer_config import MixerName
 
 type Index = int | Int[Array, ""]
 """The index of a layer in its stage: an integer if layers are unrolled, and else a traced scalar."""
@@ -82,7 +82,8 @@ class StateKind(NamedTuple):
             mesh=mesh,
             in_specs=(*arrays, pools, PartitionSpec()),
             out_specs=(partition_spec(self.out), pools),
-            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+            # a loop whose trip count is the same on all shards needs no collective
+            check_vma=False,
         )
         return split
 
@@ -108,7 +109,9 @@ class Mixing[Cache](Protocol):
         """
         ...
 
-    def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
+    def advance(
+        self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache
+    ) -> tuple[Array, Cache]:
         """Run the operation of `mixers.states` on the states of a layer, from each request's source to its target."""
         ...
 
@@ -122,14 +125,20 @@ class Mixer(Protocol):
         """The linear layers, whose matrices may be quantised or packed."""
         ...
 
-    def project(self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None) -> Inputs:
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None
+    ) -> Inputs:
         """The inputs of `mix`. `adapters` are those of the tokens, None for none."""
         ...
 
-    def mix[Cache](self, inputs: Inputs, layer: Index, mixing: Mixing[Cache], cache: Cache) -> tuple[Mixed, Cache]:
+    def mix[Cache](
+        self, inputs: Inputs, layer: Index, mixing: Mixing[Cache], cache: Cache
+    ) -> tuple[Mixed, Cache]:
         """Let each token see the earlier ones of its request, and keep what later ones need."""
         ...
 
-    def merge(self, out: Mixed, keep: Int[Array, "B"] | None, adapters: LayerAdapters | None) -> Float[Array, "B E"]:
+    def merge(
+        self, out: Mixed, keep: Int[Array, "B"] | None, adapters: LayerAdapters | None
+    ) -> Float[Array, "B E"]:
         """The mixer's part of the residual stream, of every token or of those in `keep`."""
         ...

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.short_conv import short_conv
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import DeltaRuleConfig
-from orca_jax.model.layers import Linear, Maker, Norm, project
+from orca_jax.model.layers import Linear, Maker, Norm, kept, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import StateArray, StateKind, StatePools
 from orca_jax.model.mixers.linear_attention import GatedInputs, GatedMixer, LinearResults
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import DeltaRuleConfig
 
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
 
@@ -26,7 +26,11 @@ _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
 def states(config: ModelConfig) -> tuple[StateArray, ...]:
     """The last inputs of queries, keys and values before their convolution, and a matrix for each head."""
     sizes = _sizes(config)
-    matrix = StateArray((sizes.num_heads, sizes.key_dim, sizes.value_dim), ("heads", "head_dim", "head_dim"), "float32")
+    matrix = StateArray(
+        (sizes.num_heads, sizes.key_dim, sizes.value_dim),
+        ("heads", "head_dim", "head_dim"),
+        "float32",
+    )
     return StateArray(((sizes.width - 1) * (2 * sizes.keys + sizes.values),), ("heads",)), matrix
 
 
@@ -66,7 +70,9 @@ def run(
 
 
 _BY_HEAD, _TAPS = (None, "heads"), ("taps", "heads")
-STATE = StateKind(states, run, (*(_BY_HEAD,) * 3, *(_TAPS,) * 3, *(_BY_HEAD,) * 2), (None, "heads", None))
+STATE = StateKind(
+    states, run, (*(_BY_HEAD,) * 3, *(_TAPS,) * 3, *(_BY_HEAD,) * 2), (None, "heads", None)
+)
 
 
 class DeltaRule(GatedMixer):
@@ -75,14 +81,20 @@ class DeltaRule(GatedMixer):
     name = "delta_rule"
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
-        sizes, embed = _sizes(config), config.embed_dim
-        self.num_heads, self.value_dim = sizes.num_heads, sizes.value_dim
+        sizes = _sizes(config)
+        embed = config.embed_dim
+        self.num_heads = sizes.num_heads
+        self.value_dim = sizes.value_dim
 
         def linear(outputs: int) -> Linear:
             return Linear(make, (embed, outputs), ("embed", "heads"), bias=False)
 
-        self.query, self.key, self.value = linear(sizes.keys), linear(sizes.keys), linear(sizes.values)
-        self.gate, self.beta, self.step = linear(sizes.values), linear(sizes.num_heads), linear(sizes.num_heads)
+        self.query = linear(sizes.keys)
+        self.key = linear(sizes.keys)
+        self.value = linear(sizes.values)
+        self.gate = linear(sizes.values)
+        self.beta = linear(sizes.num_heads)
+        self.step = linear(sizes.num_heads)
         self.query_taps, self.key_taps, self.value_taps = (
             make((sizes.width, channels), ("taps", "heads"), "normal")
             for channels in (sizes.keys, sizes.keys, sizes.values)
@@ -98,7 +110,10 @@ class DeltaRule(GatedMixer):
         return [self.query, self.key, self.value, self.gate, self.beta, self.step, self.out]
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> GatedInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         *channels, gate, beta, step = project(x, self.linear_layers[:-1])
@@ -108,8 +123,11 @@ class DeltaRule(GatedMixer):
         return (*channels, *taps, decay, jax.nn.sigmoid(beta)), gate
 
     def merge(
-        self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+        self,
+        out: LinearResults,
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """Normalise each head, weight and project back, every token or those in `keep`."""
-        heads, gate = out if keep is None else (out.heads[keep], out.gate[keep])
+        heads, gate = kept(out, keep)
         return self.out(self.norm(heads).reshape(gate.shape) * jax.nn.silu(gate))

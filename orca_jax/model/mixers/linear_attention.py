@@ -11,21 +11,22 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import MixerName
-from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, project
+from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, kept, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MixerName
 
 NORM_EPS = 1e-6  # whatever the other norms of the model have
 
 
 def states(config: ModelConfig) -> tuple[StateArray, ...]:
     """A matrix for each head, from keys to values."""
-    heads, dim = config.num_heads, config.head_dim
+    heads = config.num_heads
+    dim = config.head_dim
     return (StateArray((heads, dim, dim), ("heads", "head_dim", "head_dim"), "float32"),)
 
 
@@ -86,9 +87,13 @@ class LinearAttention(nnx.Module):
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         assert make.span is not None, "the decay depends on the layer"
-        self.first_layer, self.num_layers = make.span.start, make.span.num_layers
-        self.num_heads, self.head_dim, self.activation = config.num_heads, config.head_dim, config.activation
-        embed, heads = config.embed_dim, config.num_heads * config.head_dim
+        self.first_layer = make.span.start
+        self.num_layers = make.span.num_layers
+        self.num_heads = config.num_heads
+        self.head_dim = config.head_dim
+        self.activation = config.activation
+        embed = config.embed_dim
+        heads = config.num_heads * config.head_dim
         self.query, self.key, self.value, self.gate = (
             Linear(make, (embed, heads), ("embed", "heads"), bias=False) for _ in range(4)
         )
@@ -102,10 +107,14 @@ class LinearAttention(nnx.Module):
         return [self.query, self.key, self.value, self.gate, self.out]
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> LinearInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
-        act, shape = ACTIVATIONS[self.activation], (x.shape[0], self.num_heads, self.head_dim)
+        act = ACTIVATIONS[self.activation]
+        shape = (x.shape[0], self.num_heads, self.head_dim)
         *parts, gate = project(x, [self.query, self.key, self.value, self.gate])
         query, key, value = (act(part).reshape(shape) for part in parts)
         return LinearInputs(query, key, value, jax.nn.sigmoid(gate))
@@ -119,10 +128,13 @@ class LinearAttention(nnx.Module):
         return LinearResults(heads, inputs.gate), cache
 
     def merge(
-        self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+        self,
+        out: LinearResults,
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """Normalise, weight and project back, every token or those in `keep`."""
-        heads, gate = out if keep is None else (out.heads[keep], out.gate[keep])
+        heads, gate = kept(out, keep)
         return self.out(gate * self.norm(heads.reshape(heads.shape[0], -1)))
 
 

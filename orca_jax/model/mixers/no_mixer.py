@@ -3,11 +3,11 @@
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
-from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.layers import Linear, Maker, kept
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
 
 
 class NoMixer(nnx.Module):
@@ -22,7 +22,10 @@ class NoMixer(nnx.Module):
         return []
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "T E"]:
         """The normalised tokens, as they are."""
         return x
@@ -34,7 +37,10 @@ class NoMixer(nnx.Module):
         return inputs, cache
 
     def merge(
-        self, out: Float[Array, "T E"], keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+        self,
+        out: Float[Array, "T E"],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """Every token or those in `keep`."""
-        return out if keep is None else out[keep]
+        return kept(out, keep)

@@ -5,13 +5,13 @@ from typing import NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
 from orca_jax.kernels.short_conv import short_conv
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.model.layers import Linear, Maker, project
+from orca_jax.model.layers import Linear, Maker, kept, optional, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
 from orca_jax.model.rope import Rotation
+from orca_jax.values.config import ModelConfig
 
 
 def states(config: ModelConfig) -> tuple[StateArray, ...]:
@@ -45,12 +45,13 @@ class ShortConv(nnx.Module):
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         assert config.short_conv is not None, "the configuration has the sizes of convolutions"
-        embed, bias = config.embed_dim, config.short_conv.has_bias
+        embed = config.embed_dim
+        bias = config.short_conv.has_bias
         self.before, self.after, self.value = (
             Linear(make, (embed, embed), ("embed", "channels"), bias=bias) for _ in range(3)
         )
         self.kernel = make((config.short_conv.width, embed), ("taps", "channels"), "normal")
-        self.bias = nnx.data(make((embed,), ("channels",), "zeros") if bias else None)
+        self.bias = optional(bias, make, (embed,), ("channels",), "zeros")
         self.out = Linear(make, (embed, embed), ("channels", "embed"), bias=bias, std=out_std)
 
     @property
@@ -59,10 +60,15 @@ class ShortConv(nnx.Module):
         return [self.before, self.after, self.value, self.out]
 
     def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        adapters: LayerAdapters | None = None,
     ) -> ConvInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
-        bias = None if self.bias is None else self.bias[...]
+        bias = None
+        if self.bias is not None:
+            bias = self.bias[...]
         before, after, value = project(x, [self.before, self.after, self.value])
         return ConvInputs(before * value, self.kernel[...], bias, after)
 
@@ -71,10 +77,15 @@ class ShortConv(nnx.Module):
     ) -> tuple[Float[Array, "T C"], Cache]:
         """Convolve the inputs of every token."""
         out, cache = mixing.advance(layer, "short_conv", (inputs.x, inputs.kernel), cache)
-        return inputs.gate * (out if inputs.bias is None else out + inputs.bias.astype(out.dtype)), cache
+        if inputs.bias is not None:
+            out = out + inputs.bias.astype(out.dtype)
+        return inputs.gate * out, cache
 
     def merge(
-        self, out: Float[Array, "T C"], keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+        self,
+        out: Float[Array, "T C"],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
     ) -> Float[Array, "B E"]:
         """Project back, every token or those in `keep`."""
-        return self.out(out if keep is None else out[keep])
+        return self.out(kept(out, keep))

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from orca_jax.layer_config import MixerName
 from orca_jax.model.mixers import delta_rule, linear_attention, mamba, short_conv
 from orca_jax.model.mixers.base import StateKind
+from orca_jax.values.layer_config import MixerName
 
 STATES: Mapping[MixerName, StateKind] = {
     "short_conv": short_conv.STATE,

@@ -26,7 +26,13 @@ from orca_jax.kernels.native import (
     pack_bits,
     unpack_columns,
 )
-from orca_jax.model.packed.matrices import PackedLayout, PackedMatrix, layout_of, on_shards, transposed
+from orca_jax.model.packed.matrices import (
+    PackedLayout,
+    PackedMatrix,
+    layout_of,
+    on_shards,
+    transposed,
+)
 from orca_jax.model.quantise import QuantisedExperts, QuantisedMatrix, QuantisedTable, few_bits
 from orca_jax.model.sharding import MESH_AXES, partition_spec
 
@@ -38,10 +44,9 @@ class BitsParam(nnx.Param[Any]):
 def layer_of(variable: nnx.Variable[Any], place: LayerRows) -> nnx.Variable[Any]:
     """The parameter of one layer. A packed matrix stays in its stack, which the library reads; others are copied."""
     stack = variable.get_value()
-    is_packed = isinstance(variable, PackedMatrix | BitsParam)
-    return variable.replace(
-        Packed(stack, place) if is_packed else jax.lax.dynamic_index_in_dim(stack, place.layer, keepdims=False)
-    )
+    if isinstance(variable, PackedMatrix | BitsParam):
+        return variable.replace(Packed(stack, place))
+    return variable.replace(jax.lax.dynamic_index_in_dim(stack, place.layer, keepdims=False))
 
 
 class PackedBitsMatrix(nnx.Module):
@@ -57,7 +62,10 @@ class PackedBitsMatrix(nnx.Module):
         words, scales = _bits_axes(layout, packed.scales.shape[-2])
         self.words = BitsParam(packed.words, axes=words, layout=layout)
         self.scales = BitsParam(packed.scales, axes=scales)
-        others = (None if array is None else BitsParam(array, axes=scales) for array in (packed.minima, packed.units))
+        others = (
+            None if array is None else BitsParam(array, axes=scales)
+            for array in (packed.minima, packed.units)
+        )
         self.minima, self.units = map(nnx.data, others)
         self.bits = packed.bits
         self.dtype = dtype
@@ -71,13 +79,17 @@ class PackedBitsMatrix(nnx.Module):
     @property
     def packed(self) -> PackedBits:
         """The arrays of the matrix, or of the current layer in its stack."""
-        given = (self.words, self.scales, self.minima, self.units)
-        values = [None if variable is None else variable.get_value() for variable in given]
-        place = None
-        if isinstance(values[0], Packed):
-            place, values = values[0].place, [None if value is None else value.stack for value in values]
-        words, scales, minima, units = values
-        return PackedBits(words, scales, self.bits, minima, units, place=place)
+        held: dict[str, BitsParam | None] = {
+            "words": self.words,
+            "scales": self.scales,
+            "minima": self.minima,
+            "units": self.units,
+        }
+        values = {name: each.get_value() for name, each in held.items() if each is not None}
+        if isinstance(values["words"], Packed):
+            stacks = {name: each.stack for name, each in values.items()}
+            return PackedBits(**stacks, bits=self.bits, place=values["words"].place)
+        return PackedBits(**values, bits=self.bits)
 
 
 class MixedBitsMatrix(nnx.Module):
@@ -96,15 +108,21 @@ class MixedBitsMatrix(nnx.Module):
         """The arrays of the current layer, which has this form."""
         packed: PackedBits = self.forms[form].packed
         places = np.cumsum(np.equal(self.form_of, form)) - 1
-        return replace(packed, place=packed.place._replace(layer=jnp.asarray(places)[packed.place.layer]))
+        return replace(
+            packed, place=packed.place._replace(layer=jnp.asarray(places)[packed.place.layer])
+        )
 
 
-def num_rows(held: PackedMatrix | PackedBitsMatrix | MixedBitsMatrix) -> Array | None:
+def num_rows(held: BitsParam | PackedMatrix | PackedBitsMatrix | MixedBitsMatrix) -> Array | None:
     """The number of the first rows of x that a matrix in a stack of layers multiplies; None if it is in no stack."""
     if isinstance(held, MixedBitsMatrix):
         return num_rows(held.forms[0])
-    value = (held.words if isinstance(held, PackedBitsMatrix) else held).get_value()
-    return value.place.rows if isinstance(value, Packed) else None
+    if isinstance(held, PackedBitsMatrix):
+        return num_rows(held.words)
+    value = held.get_value()
+    if not isinstance(value, Packed):
+        return None
+    return value.place.rows
 
 
 def bits_matmuls(
@@ -123,7 +141,9 @@ def bits_matmuls(
     if len(branches) == 1:
         return branches[0](x)
     numbers = jnp.asarray([choices.index(choice) for choice in by_layer])
-    products: list[Array] = jax.lax.switch(numbers[mixed[0].forms[0].packed.place.layer], branches, x)
+    products: list[Array] = jax.lax.switch(
+        numbers[mixed[0].forms[0].packed.place.layer], branches, x
+    )
     return products
 
 
@@ -135,9 +155,18 @@ def _products_in_forms(
 ) -> list[Float[Array, "T O"]]:
     """`bits_matmuls` in a layer whose mixed matrices have these forms."""
     left = iter(forms)
-    packed = [each.packed_as(next(left)) if isinstance(each, MixedBitsMatrix) else each.packed for each in matrices]
-    packed = packed if sizes is None else [bits_of_experts(each, sizes) for each in packed]
-    return _products([each.forms[0] if isinstance(each, MixedBitsMatrix) else each for each in matrices], packed, x)
+    plain: list[PackedBitsMatrix] = []
+    packed: list[PackedBits] = []
+    for each in matrices:
+        if isinstance(each, MixedBitsMatrix):
+            plain.append(each.forms[0])
+            packed.append(each.packed_as(next(left)))
+        else:
+            plain.append(each)
+            packed.append(each.packed)
+    if sizes is not None:
+        packed = [bits_of_experts(each, sizes) for each in packed]
+    return _products(plain, packed, x)
 
 
 def _products(
@@ -163,7 +192,9 @@ class PackedBitsTable(PackedBitsMatrix):
         """The rows `index`; one out of range gets the nearest row."""
         return unpack_columns(self.packed, jnp.clip(index, 0, self.num_rows - 1))
 
-    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+    def scores(
+        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
+    ) -> Float[Array, "B V"]:
         """Inner product of every hidden vector, or of the first `count`, with every row."""
         packed = bits_in_stack(self.packed, len(hidden) if count is None else count)
         return _products([self], [packed], hidden)[0]
@@ -177,11 +208,13 @@ def packed_bits[Held: QuantisedMatrix | QuantisedExperts](
     Args:
         held: matrices of a single layer, arrays or sharded shapes with logical axes.
         library: the library of the product.
-        num_devices: that share the processors of this machine.
+        num_devices: the devices that share the processors of this machine.
     """
     layout = layout_of(held.values, library, num_devices)
     packed = _packed_bits(held.values, held.scale, held.kind, layout, library)
-    return held if packed is None else PackedBitsMatrix(packed, layout, _form(held.dtype, library))
+    if packed is None:
+        return held
+    return PackedBitsMatrix(packed, layout, _form(held.dtype, library))
 
 
 def has_packed_bits(held: QuantisedExperts, library: Library) -> bool:
@@ -190,11 +223,15 @@ def has_packed_bits(held: QuantisedExperts, library: Library) -> bool:
     return _can_pack(stored, held.kind, layout_of(held.values, library, 1), library)
 
 
-def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
+def packed_bits_table(
+    held: QuantisedTable, library: Library, num_devices: int
+) -> QuantisedTable | PackedBitsTable:
     """The packed form of a quantised table, or `held` itself if its shape has none; see `packed_bits`."""
     layout = transposed(layout_of(held.values, library, num_devices))
     packed = _packed_bits(held.values, held.scale, "table", layout, library)
-    return held if packed is None else PackedBitsTable(packed, layout, _form(held.dtype, library))
+    if packed is None:
+        return held
+    return PackedBitsTable(packed, layout, _form(held.dtype, library))
 
 
 def _form(dtype: jnp.dtype, library: Library) -> jnp.dtype:
@@ -210,7 +247,9 @@ def _packed_bits(
     if not _can_pack(stored, form, layout, library):
         return None
     splits = _splits(layout)[0]
-    shapes = jax.eval_shape(partial(_pack_stored, form=form, width=layout.width, splits=splits), stored)
+    shapes = jax.eval_shape(
+        partial(_pack_stored, form=form, width=layout.width, splits=splits), stored
+    )
     shardings = _bits_shardings(layout, shapes)
     if isinstance(stored.values, jax.ShapeDtypeStruct):
         return _sharded(shapes, shardings)
@@ -238,15 +277,23 @@ def stored_bits(
     Args:
         plain: its sharded shape, with logical axes.
         library: the library of the product.
-        num_devices: that share the processors of this machine.
+        num_devices: the devices that share the processors of this machine.
         forms: that of the files; in a stack, that of each layer, or of each expert of each layer. The experts of a
             layer have the same form.
     """
-    layout, is_table = layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
-    value, layout = plain.get_value(), transposed(layout) if is_table else layout
-    *stack, inputs, outputs = value.shape[::-1] if is_table else value.shape
-    experts = stack[-1] if "experts" in layout.axes else 1
-    forms, held = forms[::experts], list[PackedBitsMatrix]()
+    layout = layout_of(plain, library, num_devices)
+    value = plain.get_value()
+    *stack, inputs, outputs = value.shape
+    kind = PackedBitsMatrix
+    if plain.get_metadata("axes")[0] == "vocab":
+        kind = PackedBitsTable
+        layout = transposed(layout)
+        inputs, outputs = outputs, inputs
+    experts = 1
+    if "experts" in layout.axes:
+        experts = stack[-1]
+    forms = forms[::experts]
+    held = list[PackedBitsMatrix]()
     kinds = list(dict.fromkeys(forms))
     for form in kinds:
         shapes = _stored_shapes((inputs, outputs), layout, form)
@@ -255,11 +302,15 @@ def stored_bits(
         first = [forms.count(form) if axis == "layers" else experts for axis in layout.axes[:-2]]
         shapes = jax.tree.map(partial(_stacked, first), shapes)
         sharded = _sharded(shapes, _bits_shardings(layout, shapes))
-        held.append((PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library)))
-    return held[0] if len(held) == 1 else MixedBitsMatrix(held, [kinds.index(form) for form in forms])
+        held.append(kind(sharded, layout, _form(value.dtype, library)))
+    if len(held) == 1:
+        return held[0]
+    return MixedBitsMatrix(held, [kinds.index(form) for form in forms])
 
 
-def _stored_shapes(sizes: tuple[int, int], layout: PackedLayout, form: BitsForm) -> PackedBits | None:
+def _stored_shapes(
+    sizes: tuple[int, int], layout: PackedLayout, form: BitsForm
+) -> PackedBits | None:
     """The shapes of a matrix with inputs and outputs of these sizes; None if it has no packed form."""
     (inputs, outputs), (bits, group, has_minima, unit) = sizes, form
     splits, parts = _splits(layout)
@@ -269,14 +320,15 @@ def _stored_shapes(sizes: tuple[int, int], layout: PackedLayout, form: BitsForm)
     def shape(rows: int, dtype: Any, kinds: int = 1) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((outputs // layout.width, rows, kinds * layout.width), dtype)
 
-    factors = shape(inputs // group, jnp.int8 if unit else jnp.float16)
-    return PackedBits(
-        shape(inputs * bits // 32, jnp.uint32),
-        factors,
-        bits,
-        factors if has_minima else None,
-        shape(inputs // (group * unit), jnp.float16, 1 + has_minima) if unit else None,
-    )
+    kind = jnp.int8 if unit else jnp.float16
+    factors = shape(inputs // group, kind)
+    packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits)
+    if has_minima:
+        packed = replace(packed, minima=factors)
+    if unit:
+        units = shape(inputs // (group * unit), jnp.float16, 1 + has_minima)
+        packed = replace(packed, units=units)
+    return packed
 
 
 def _stacked(first: Sequence[int], shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -286,26 +338,34 @@ def _stacked(first: Sequence[int], shape: jax.ShapeDtypeStruct) -> jax.ShapeDtyp
 def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The logical axes of words and of scales. A single group has the inputs of all devices."""
     *stack, inputs, outputs = layout.axes
-    return (*stack, outputs, inputs, "columns"), (*stack, outputs, "groups" if num_groups == 1 else inputs, "columns")
+    groups = "groups" if num_groups == 1 else inputs
+    return (*stack, outputs, inputs, "columns"), (*stack, outputs, groups, "columns")
 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
     words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[-2]))
     if packed.words.ndim != len(words):  # a stack of one, or of the experts of all layers
-        words, scales = PartitionSpec(None, *words[-3:]), PartitionSpec(None, *scales[-3:])
-    minima, units = (None if other is None else scales for other in (packed.minima, packed.units))
-    place = None if packed.place is None else PartitionSpec()
-    return PackedBits(words, scales, packed.bits, minima, units, place=place)
+        words = PartitionSpec(None, *words[-3:])
+        scales = PartitionSpec(None, *scales[-3:])
+    specs: PackedBits = jax.tree.map(lambda _: scales, packed)
+    specs = replace(specs, words=words)
+    if packed.place is not None:
+        specs = replace(specs, place=PartitionSpec())
+    return specs
 
 
 def _bits_shardings(layout: PackedLayout, packed: PackedBits) -> PackedBits:
-    shardings: PackedBits = jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), _bits_specs(layout, packed))
+    shardings: PackedBits = jax.tree.map(
+        lambda spec: NamedSharding(layout.mesh, spec), _bits_specs(layout, packed)
+    )
     return shardings
 
 
 def _sharded(shapes: PackedBits, shardings: PackedBits) -> PackedBits:
     sharded: PackedBits = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
     )
     return sharded
 
@@ -320,22 +380,30 @@ def _can_pack(stored: Quantised, form: str, layout: PackedLayout, library: Libra
 
 def _splits(layout: PackedLayout) -> tuple[int, int]:
     """The devices over which inputs and outputs are split."""
-    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes[-2:])
-    return splits, parts
+    inputs, outputs = (MESH_AXES[axis] is not None for axis in layout.axes[-2:])
+    return layout.mesh.size**inputs, layout.mesh.size**outputs
 
 
 def _first(stored: Quantised) -> Quantised:
     """The values and scales of a matrix, or of the first one of stacks."""
-    return stored if stored.values.ndim == 2 else _first(Quantised(stored.values[0], stored.scale[0]))
+    if stored.values.ndim == 2:
+        return stored
+    return _first(Quantised(stored.values[0], stored.scale[0]))
 
 
 def _pack_stored(stored: Quantised, form: str, width: int, splits: int) -> PackedBits:
     if stored.values.ndim > 2:  # experts, one by one: the temporary memory is that of one
-        packed: PackedBits = jax.lax.map(partial(_pack_stored, form=form, width=width, splits=splits), stored)
+        packed: PackedBits = jax.lax.map(
+            partial(_pack_stored, form=form, width=width, splits=splits), stored
+        )
         return packed
     return pack_bits(few_bits(stored, form), width, splits)
 
 
 @cache
-def _packing_bits(form: str, width: int, splits: int, shardings: PackedBits) -> Callable[[Quantised], PackedBits]:
-    return jax.jit(partial(_pack_stored, form=form, width=width, splits=splits), out_shardings=shardings)
+def _packing_bits(
+    form: str, width: int, splits: int, shardings: PackedBits
+) -> Callable[[Quantised], PackedBits]:
+    return jax.jit(
+        partial(_pack_stored, form=form, width=width, splits=splits), out_shardings=shardings
+    )

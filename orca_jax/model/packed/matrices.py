@@ -41,7 +41,8 @@ class PackedLayout(NamedTuple):
     """The place of a packed matrix on its devices."""
 
     mesh: Mesh
-    axes: tuple[str, ...]  # logical axes of the plain matrix: layers if it is a stack, inputs and outputs
+    # logical axes of the plain matrix: layers if it is a stack, inputs and outputs
+    axes: tuple[str, ...]
     width: int  # columns of a block
     num_devices: int  # that share the processors of this machine
 
@@ -75,13 +76,14 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
     Args:
         plain: an array or a sharded shape [I, O] or [L, I, O], with logical axes.
         library: the library of the product.
-        num_devices: that share the processors of this machine.
+        num_devices: the devices that share the processors of this machine.
     """
     if not has_packed_form(plain, library):
         return plain
-    value, layout = plain.get_value(), layout_of(plain, library, num_devices)
-    values = _packed_shape(value, layout) if isinstance(value, jax.ShapeDtypeStruct) else _packed(value, layout)
-    return PackedMatrix(values, axes=layout.packed_axes, layout=layout)
+    value = plain.get_value()
+    layout = layout_of(plain, library, num_devices)
+    pack_as = _packed_shape if isinstance(value, jax.ShapeDtypeStruct) else _packed
+    return PackedMatrix(pack_as(value, layout), axes=layout.packed_axes, layout=layout)
 
 
 class PackedTable(PackedMatrix):
@@ -94,24 +96,29 @@ class PackedTable(PackedMatrix):
 
     def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """The rows `index`; one out of range gets the nearest row."""
-        return packed_columns(self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width)
+        return packed_columns(
+            self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width
+        )
 
-    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+    def scores(
+        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
+    ) -> Float[Array, "B V"]:
         """Inner product of every hidden vector, or of the first `count`, with every row, with float32 sums."""
         return packed_matmuls(hidden, [self], count)[0]
 
 
 def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
     """The packed form of a table, or `plain` itself if its shape or type has none; see `packed_matrix`."""
-    value, layout = plain.get_value(), transposed(layout_of(plain, library, num_devices))
+    value = plain.get_value()
+    layout = transposed(layout_of(plain, library, num_devices))
     width, rows = layout.plain_sharding.shard_shape(value.shape[::-1])
     if not can_pack(library, width, rows, value.dtype):
         return plain
-    held = (
-        _packed_shape(jax.ShapeDtypeStruct(value.shape[::-1], value.dtype), layout)
-        if isinstance(value, jax.ShapeDtypeStruct)
-        else _packing(layout.width, layout.sharding, is_table=True)(value)
-    )
+    held: Array | jax.ShapeDtypeStruct
+    if isinstance(value, jax.ShapeDtypeStruct):
+        held = _packed_shape(jax.ShapeDtypeStruct(value.shape[::-1], value.dtype), layout)
+    else:
+        held = _packing(layout.width, layout.sharding, is_table=True)(value)
     return PackedTable(held, axes=layout.packed_axes, layout=layout)
 
 
@@ -124,7 +131,8 @@ def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     *stack, blocks, rows, _ = value.shape
     shape = *stack, rows * inputs_each(value.dtype), blocks * layout.width
     if isinstance(variable, PackedTable):
-        shape, layout = shape[::-1], transposed(layout)
+        shape = shape[::-1]
+        layout = transposed(layout)
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
 
 
@@ -139,7 +147,9 @@ def width_in_file(variable: nnx.Variable[Any], num_columns: int, *, is_transpose
     if not isinstance(variable, PackedMatrix) or is_transposed == isinstance(variable, PackedTable):
         return 0
     width: int = variable.get_metadata("layout").width
-    return width if variable.get_value().shape[-3] * width == num_columns else 0
+    if variable.get_value().shape[-3] * width != num_columns:
+        return 0
+    return width
 
 
 def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
@@ -164,13 +174,20 @@ def packed_matmuls(
     they are those of experts on one device, and each multiplies so many rows, one after the other.
     """
     layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
-    specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
+    specs = [
+        Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec()))
+        for layout in layouts
+    ]
     values = [matrix.get_value() for matrix in matrices]
-    if sizes is None:
-        packed = [in_stack(value, len(x) if count is None else count) for value in values]
-    else:
+    if sizes is not None:
         packed = [of_experts(value, sizes) for value in values]
-    return on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
+    elif count is not None:
+        packed = [in_stack(value, count) for value in values]
+    else:
+        packed = [in_stack(value, len(x)) for value in values]
+    return on_shards(
+        partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs
+    )
 
 
 def on_shards[T](
@@ -185,7 +202,9 @@ def on_shards[T](
 
     def on_shard(x: Float[Array, "T I"], matrices: list[T]) -> list[Float[Array, "T O"]]:
         products = multiply(x, matrices)
-        return products if inputs is None else jax.lax.psum(products, TENSOR_AXIS)
+        if inputs is None:
+            return products
+        return jax.lax.psum(products, TENSOR_AXIS)
 
     split = jax.shard_map(
         on_shard,
@@ -200,7 +219,9 @@ def on_shards[T](
 
 def layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:
     """The place of a matrix from its sharded values or shape, and its logical axes."""
-    return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
+    return PackedLayout(
+        plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices
+    )
 
 
 def transposed(layout: PackedLayout) -> PackedLayout:
@@ -208,7 +229,9 @@ def transposed(layout: PackedLayout) -> PackedLayout:
     return layout._replace(axes=layout.axes[::-1])
 
 
-def _packed_shape(plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
+def _packed_shape(
+    plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout
+) -> jax.ShapeDtypeStruct:
     shape = jax.eval_shape(partial(pack, width=layout.width), plain)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=layout.sharding)
 
@@ -225,12 +248,16 @@ def _packed(plain: Float[Array, "*L I O"], layout: PackedLayout) -> Float[Array,
 
 @cache
 def _packing(width: int, sharding: NamedSharding, *, is_table: bool) -> Callable[[Array], Array]:
-    return jax.jit(lambda plain: pack(plain.T if is_table else plain, width), out_shardings=sharding)
+    return jax.jit(
+        lambda plain: pack(plain.T if is_table else plain, width), out_shardings=sharding
+    )
 
 
 @cache
 def _putting(width: int) -> Callable[[Array, Array, np.int32], Array]:
-    def put(stack: Float[Array, "L *X N J W"], plain: Float[Array, "L *X I O"], layer: Int[Array, ""]) -> Array:
+    def put(
+        stack: Float[Array, "L *X N J W"], plain: Float[Array, "L *X I O"], layer: Int[Array, ""]
+    ) -> Array:
         matrix = jax.lax.dynamic_index_in_dim(plain, layer, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(stack, pack(matrix, width), layer, axis=0)
 

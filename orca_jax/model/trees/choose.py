@@ -1,18 +1,19 @@
 """The table for a tree, chosen by its keys, and the arrays of each parameter."""
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from orca_jax.checks import did_you_mean
-from orca_jax.config import ModelConfig
-from orca_jax.errors import CheckpointError
 from orca_jax.model.orbax_files import SAVE_AGAIN, WRAPPERS, Keys, StoredTree
 from orca_jax.model.trees import maxtext, tunix
 from orca_jax.model.trees.mapping import MAPPING, TreeMapping
 from orca_jax.model.trees.rows import LAYER, TreeRow, TreeTable
+from orca_jax.values.checks import did_you_mean
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import CheckpointError
 
-_NOT_SERVED = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "opt"})  # keys of copies of a tree
+# keys of copies of a tree
+_NOT_SERVED = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "opt"})
 _SHOWN = 8
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ class PlacedTable:
 
 def own_table(stacked: Mapping[str, bool]) -> TreeTable:
     """The table of a tree with the decoder's parameters. True marks parameters with the layers as first axis."""
-    rows = (TreeRow(path.replace(".", "/"), path, (), 0 if of_layers else None) for path, of_layers in stacked.items())
+    rows = (
+        TreeRow(path.replace(".", "/"), path, (), 0 if of_layers else None)
+        for path, of_layers in stacked.items()
+    )
     return TreeTable("", tuple(rows))
 
 
@@ -64,10 +68,11 @@ def choose_table(
         ConfigError: the table does not support the family.
         CheckpointError: no table fits. The error lists some keys.
     """
-    if mapping is not None and mapping.rows is not None:
+    mapping = mapping or TreeMapping()
+    if mapping.rows is not None:
         sources = [tuple(row.source.replace(LAYER, "0").split("/")) for row in mapping.rows.rows]
         return _placed(tree, mapping.rows, tree.prefix(sources) or ())
-    name = None if mapping is None else mapping.name
+    name = mapping.name
     own = tree.prefix([tuple(path.split(".")) for path in stacked])
     if name is None and own is not None:
         return PlacedTable(own_table(stacked), own)
@@ -77,14 +82,24 @@ def choose_table(
             continue
         if kind == "tunix":
             return _placed(tree, tunix.table(config), prefix)
-        keys = {"/".join(_plain(keys[len(prefix) :])) for keys in tree.leaves if keys[: len(prefix)] == prefix}
-        options = None if mapping is None else mapping.options
-        return _placed(tree, maxtext.table(config, keys, options), prefix)
-    raise CheckpointError(str(tree.folder), [_unknown(tree, next(iter(stacked)), len(stacked))], remedy=SAVE_AGAIN)
+        keys = {
+            "/".join(_plain(keys[len(prefix) :]))
+            for keys in tree.leaves
+            if keys[: len(prefix)] == prefix
+        }
+        return _placed(tree, maxtext.table(config, keys, mapping.options), prefix)
+    raise CheckpointError(
+        str(tree.folder), [_unknown(tree, next(iter(stacked)), len(stacked))], remedy=SAVE_AGAIN
+    )
 
 
 def _placed(tree: StoredTree, table: TreeTable, prefix: Keys) -> PlacedTable:
-    logger.info("%s: parameters by the table of %s, from %s", tree.folder, table.name, "/".join(prefix) or "its top")
+    logger.info(
+        "%s: parameters by the table of %s, from %s",
+        tree.folder,
+        table.name,
+        "/".join(prefix) or "its top",
+    )
     return PlacedTable(table, prefix)
 
 
@@ -96,32 +111,43 @@ def find_arrays(
     num_layers: int,
 ) -> tuple[dict[str, ParameterArrays], list[str]]:
     """The arrays of each parameter, and the problems of the table and of the tree. `shapes` are for messages."""
-    table, prefix = placed.table, placed.prefix
+    table = placed.table
+    prefix = placed.prefix
     if num_layers > len(tree.leaves) and any(LAYER in row.source for row in table.rows):
         return {}, [f"config.json: {num_layers} layers, but the tree has {len(tree.leaves)} arrays"]
-    described = {path: source for row in table.rows for path, source in _of_row(row, tree, prefix, num_layers).items()}
+    described: dict[str, ParameterArrays] = {}
+    used: set[Keys] = set()
+    for row in table.rows:
+        described |= _of_row(row, tree, prefix, num_layers)
     sources: dict[str, ParameterArrays] = {}
     problems: list[str] = []
     for path, source in described.items():
+        used.update(source.arrays.values())
         problem = _problem(path, source, tree, stacked)
         if problem is None:
             sources[path] = source
         else:
             problems.append(problem)
-    problems += [f"{path} {list(shapes[path])}: no row has this parameter" for path in stacked if path not in described]
-    used = {keys for source in described.values() for keys in source.arrays.values()}
+    problems += [
+        f"{path} {list(shapes[path])}: no row has this parameter"
+        for path in stacked
+        if path not in described
+    ]
     return sources, problems + _unexpected(tree, placed, used)
 
 
-def _of_row(row: TreeRow, tree: StoredTree, prefix: Keys, num_layers: int) -> dict[str, ParameterArrays]:
+def _of_row(
+    row: TreeRow, tree: StoredTree, prefix: Keys, num_layers: int
+) -> dict[str, ParameterArrays]:
     """The arrays of each parameter of a row."""
-
     is_own = row.source.replace("/", ".") == row.path
 
     def find(layer: int | None) -> tuple[str, Keys]:
         name = row.source.replace(LAYER, str(layer))
         keys = tuple(name.split("/"))
-        return (row.path if is_own else name), tree.find(prefix, keys) or (*prefix, *keys)
+        if is_own:
+            name = row.path
+        return name, tree.find(prefix, keys) or (*prefix, *keys)
 
     layers = range(num_layers)
     if LAYER in row.path:
@@ -132,11 +158,16 @@ def _of_row(row: TreeRow, tree: StoredTree, prefix: Keys, num_layers: int) -> di
             )
             for layer in layers
         }
-    found = dict(map(find, layers)) if LAYER in row.source else dict([find(None)])
+    numbers: Iterable[int | None] = layers
+    if LAYER not in row.source:
+        numbers = (None,)
+    found = dict(map(find, numbers))
     return {row.path: ParameterArrays(row, found, None, is_own)}
 
 
-def _problem(path: str, source: ParameterArrays, tree: StoredTree, stacked: Mapping[str, bool]) -> str | None:
+def _problem(
+    path: str, source: ParameterArrays, tree: StoredTree, stacked: Mapping[str, bool]
+) -> str | None:
     """The reason for which a parameter cannot have these arrays, before they are opened."""
     row = source.row
     if path not in stacked:
@@ -146,21 +177,29 @@ def _problem(path: str, source: ParameterArrays, tree: StoredTree, stacked: Mapp
     if row.has_layers and not stacked[path] and LAYER not in row.path:
         return f"{path}: has no layers, but the source {row.source} has"
     missing = next((name for name, keys in source.arrays.items() if keys not in tree.leaves), None)
-    return None if missing is None else f"{missing}: missing"
+    if missing is None:
+        return None
+    return f"{missing}: missing"
 
 
 def _unexpected(tree: StoredTree, placed: PlacedTable, used: Set[Keys]) -> list[str]:
     """The arrays beside those of the parameters that no row reads."""
     place = placed.prefix or _common(used)
     ignored = [tuple(key.strip("/").split("/")) for key in placed.table.ignored]
-    skipped = {".".join(keys[: max(1, len(place))]) for keys in tree.leaves if keys[: len(place)] != place}
+    skipped = {
+        ".".join(keys[: max(1, len(place))]) for keys in tree.leaves if keys[: len(place)] != place
+    }
     if skipped:
         beside = ", ".join(sorted(skipped)[:5])
         logger.info("%s of %s is served; not read: %s", ".".join(place), tree.folder, beside)
     inside = [keys for keys in tree.leaves if keys[: len(place)] == place and keys not in used]
-    left = [keys for keys in inside if not any(keys[: len(key)] == key for key in ignored)]
+    for key in ignored:
+        inside = [keys for keys in inside if keys[: len(key)] != key]
     joint = "/" if placed.table.name else "."
-    return [f"{joint.join(_plain(keys[len(placed.prefix) :]))}: unexpected{_advice(keys)}" for keys in left]
+    return [
+        f"{joint.join(_plain(keys[len(placed.prefix) :]))}: unexpected{_advice(keys)}"
+        for keys in inside
+    ]
 
 
 def _advice(keys: Keys) -> str:
@@ -173,21 +212,32 @@ def _common(used: Set[Keys]) -> Keys:
     """The longest beginning of all keys."""
     if not used:
         return ()
-    first, last = min(used), max(used)
-    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), 0)
+    first = min(used)
+    last = max(used)
+    length = next(
+        (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), 0
+    )
     return first[:length]
 
 
 def _above(tree: StoredTree, anchor: Keys) -> Keys | None:
     """The keys above `anchor`, those of the fewest keys. Optimiser state has copies of the tree."""
-    found = [_plain(keys)[: -len(anchor)] for keys in tree.leaves if _plain(keys)[-len(anchor) :] == anchor]
+    found = [
+        _plain(keys)[: -len(anchor)]
+        for keys in tree.leaves
+        if _plain(keys)[-len(anchor) :] == anchor
+    ]
     served = [keys for keys in found if not _NOT_SERVED.intersection(keys)]
-    return min(served, key=lambda keys: (len(keys), not set(keys) <= set(WRAPPERS), keys), default=None)
+    return min(
+        served, key=lambda keys: (len(keys), not set(keys) <= set(WRAPPERS), keys), default=None
+    )
 
 
 def _plain(keys: Keys) -> Keys:
     """The keys without the "value" of `flax.nnx`."""
-    return keys[:-1] if keys[-1:] == ("value",) else keys
+    if keys[-1:] == ("value",):
+        return keys[:-1]
+    return keys
 
 
 def _unknown(tree: StoredTree, wanted: str, number: int) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import did_you_mean, json_value, short
-from orca_jax.errors import ConfigError
 from orca_jax.model.trees.maxtext import MaxTextOptions
 from orca_jax.model.trees.rows import LAYER, OPERATIONS, TreeOperation, TreeRow, TreeTable
+from orca_jax.values.checks import did_you_mean, json_value, short
+from orca_jax.values.errors import ConfigError
 
 MAPPING = "mapping.json"
 MAX_BYTES = 2**20
@@ -22,8 +22,16 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 }
 """The values of the options of MaxText's table."""
 
-_SHAPES = {"reshape": "a list of sizes", "transpose": "a list of axes", "halves": "an axis", "scale": "a number"}
-_SHAPES |= {"part": "a list of an axis, the first entry and the end, or null", "pick": "a list of an axis and an entry"}
+_SHAPES = {
+    "reshape": "a list of sizes",
+    "transpose": "a list of axes",
+    "halves": "an axis",
+    "scale": "a number",
+}
+_SHAPES |= {
+    "part": "a list of an axis, the first entry and the end, or null",
+    "pick": "a list of an axis and an entry",
+}
 
 
 @dataclass(frozen=True)
@@ -52,17 +60,22 @@ def read_mapping(directory: Path) -> TreeMapping | None:
         raise _wrong(f"cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict) or ("rows" in content) == ("table" in content):
         raise _wrong('must be a JSON object with either "rows" or "table"')
-    return _own(content) if "rows" in content else _known(content)
+    if "rows" in content:
+        return _own(content)
+    return _known(content)
 
 
 def _known(content: Mapping[str, Any]) -> TreeMapping:
     """A table by its name, with options."""
     _check_names(content, ("table", "options"), "")
-    name, options = content["table"], content.get("options", {})
+    name = content["table"]
+    options = content.get("options", {})
     if name not in _TABLES:
         raise _wrong(f"table must be one of {', '.join(_TABLES)}, got {short(name)}")
     if not isinstance(options, dict) or (options and name != "maxtext"):
-        raise _wrong(f"options must be a JSON object, and only the table maxtext has any, got {short(options)}")
+        raise _wrong(
+            f"options must be a JSON object, and only the table maxtext has any, got {short(options)}"
+        )
     _check_names(options, tuple(_CHOICES), "options: ")
     for key, value in options.items():
         if not any(value == choice and type(value) is type(choice) for choice in _CHOICES[key]):
@@ -74,12 +87,15 @@ def _known(content: Mapping[str, Any]) -> TreeMapping:
 def _own(content: Mapping[str, Any]) -> TreeMapping:
     """A table of rows."""
     _check_names(content, ("rows", "ignore"), "")
-    rows, ignored = content["rows"], content.get("ignore", [])
+    rows = content["rows"]
+    ignored = content.get("ignore", [])
     if not isinstance(rows, list):
         raise _wrong(f"rows must be a list of JSON objects, got {short(rows)}")
     if not isinstance(ignored, list) or not all(isinstance(key, str) for key in ignored):
         raise _wrong("ignore must be a list of strings")
-    table = TreeTable(MAPPING, tuple(_row(number, row) for number, row in enumerate(rows)), tuple(ignored))
+    table = TreeTable(
+        MAPPING, tuple(_row(number, row) for number, row in enumerate(rows)), tuple(ignored)
+    )
     paths = [row.path for row in table.rows]
     repeated = next((path for path in paths if paths.count(path) > 1), None)
     if repeated is not None:
@@ -95,12 +111,19 @@ def _row(number: int, row: object) -> TreeRow:
     for key in ("source", "parameter"):
         if not isinstance(row.get(key), str) or not row[key]:
             raise _wrong(f"{where}: {key} must be a non-empty string, got {short(row.get(key))}")
-    source, path, axis, changes = row["source"], row["parameter"], row.get("layer_axis"), row.get("operations", [])
+    source = row["source"]
+    path = row["parameter"]
+    axis = row.get("layer_axis")
+    changes = row.get("operations", [])
     if axis is not None and (not _is_number(axis) or LAYER in source):
-        raise _wrong(f"{where}: layer_axis must be an integer from 0 on, and the source must have no {LAYER}")
+        raise _wrong(
+            f"{where}: layer_axis must be an integer from 0 on, and the source must have no {LAYER}"
+        )
     if not isinstance(changes, list):
         raise _wrong(f"{where}: operations must be a list, got {short(changes)}")
-    operations = tuple(_operation(f"{where}: operations[{place}]", change) for place, change in enumerate(changes))
+    operations = tuple(
+        _operation(f"{where}: operations[{place}]", change) for place, change in enumerate(changes)
+    )
     return TreeRow(source.strip("/"), path, operations, axis)
 
 
@@ -114,17 +137,24 @@ def _operation(where: str, change: object) -> TreeOperation:
         raise _wrong(f"{where}: {name} is not one of {known}{did_you_mean(name, OPERATIONS)}")
     values = value if isinstance(value, list) else [value]
     is_right = {
-        "reshape": values.count(-1) <= 1 and all(_is_number(size, 1) or size == -1 for size in values),
+        "reshape": values.count(-1) <= 1
+        and all(_is_number(size, 1) or size == -1 for size in values),
         "transpose": all(map(_is_number, values)),
-        "part": len(values) == 3 and all(map(_is_number, values[:2])) and (values[2] is None or _is_number(values[2])),
+        "part": len(values) == 3
+        and all(map(_is_number, values[:2]))
+        and (values[2] is None or _is_number(values[2])),
         "pick": len(values) == 2 and all(map(_is_number, values)),
         "halves": len(values) == 1 and _is_number(values[0]),
-        "scale": len(values) == 1 and isinstance(values[0], int | float) and not isinstance(values[0], bool),
+        "scale": len(values) == 1
+        and isinstance(values[0], int | float)
+        and not isinstance(values[0], bool),
     }
     if not is_right[name]:
         raise _wrong(f"{where}: {name} must be {_SHAPES[name]}, got {short(value)}")
     kind: Any = OPERATIONS[name]
-    operation: TreeOperation = kind(tuple(values)) if name in ("reshape", "transpose") else kind(*values)
+    operation: TreeOperation = (
+        kind(tuple(values)) if name in ("reshape", "transpose") else kind(*values)
+    )
     return operation
 
 

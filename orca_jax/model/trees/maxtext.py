@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.trees.rows import (
     Halves,
     Pick,
@@ -22,6 +20,8 @@ from orca_jax.model.trees.rows import (
     TreeRow,
     TreeTable,
 )
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 ANCHOR = ("token_embedder", "embedding")
 """The keys of the embedding."""
@@ -49,7 +49,9 @@ class MaxTextOptions:
     normalize_embedding_logits: bool = False
 
 
-def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | None = None) -> TreeTable:
+def table(
+    config: ModelConfig, keys: Collection[str], options: MaxTextOptions | None = None
+) -> TreeTable:
     """The rows of a model.
 
     Args:
@@ -82,7 +84,11 @@ def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | 
         return TreeRow(f"{layers}/{key}", f"blocks.{path}", operations, axis)
 
     is_fused = any(key.endswith("/mlp/wi/kernel") for key in keys)
-    rows = [*_outer(config, options), *_attention(config, options, row), *_mlp(row, is_fused=is_fused)]
+    rows = [
+        *_outer(config, options),
+        *_attention(config, options, row),
+        *_mlp(row, is_fused=is_fused),
+    ]
     return TreeTable(
         "MaxText",
         (
@@ -115,10 +121,14 @@ def _outer(config: ModelConfig, options: MaxTextOptions) -> list[TreeRow]:
 
 def _attention(config: ModelConfig, options: MaxTextOptions, row: MakeRow) -> list[TreeRow]:
     rope_type = options.rope_type
-    if rope_type is None:
-        rope_type = "llama3.1" if config.rope is not None and config.rope.kind == "llama3" else "default"
-    rotated: tuple[TreeOperation, ...] = (Halves(2),) if rope_type == "llama3.1" else ()
-    scaled: tuple[TreeOperation, ...] = (Scale(config.head_dim**0.5),) if config.family in _SCALED else ()
+    if rope_type is None and config.rope is not None and config.rope.kind == "llama3":
+        rope_type = "llama3.1"
+    rotated: list[TreeOperation] = []
+    if rope_type == "llama3.1":
+        rotated.append(Halves(2))
+    scaled: list[TreeOperation] = []
+    if config.family in _SCALED:
+        scaled.append(Scale(config.head_dim**0.5))
     merged = Reshape((config.embed_dim, -1))
     rows = [
         row("self_attention/query/kernel", "attention.query.kernel", *scaled, *rotated, merged),
@@ -128,7 +138,10 @@ def _attention(config: ModelConfig, options: MaxTextOptions, row: MakeRow) -> li
     ]
     if config.attention_bias:
         names = ("query", "key", "value")
-        rows += [row(f"self_attention/{name}/bias", f"attention.{name}.bias", Reshape((-1,))) for name in names]
+        rows += [
+            row(f"self_attention/{name}/bias", f"attention.{name}.bias", Reshape((-1,)))
+            for name in names
+        ]
     if config.qk_norm:
         rows += [
             row("self_attention/query_norm/scale", "attention.query_norm.scale"),
@@ -141,7 +154,12 @@ def _mlp(row: MakeRow, *, is_fused: bool) -> list[TreeRow]:
     """The MLP; with `fused_mlp` of MaxText, gate and up are one array [E, 2, F]."""
     down = row("mlp/wo/kernel", "mlp.down.kernel")
     if is_fused:
-        return [row("mlp/wi/kernel", f"mlp.{name}.kernel", Pick(1, at)) for at, name in enumerate(("gate", "up"))] + [
-            down
-        ]
-    return [row("mlp/wi_0/kernel", "mlp.gate.kernel"), row("mlp/wi_1/kernel", "mlp.up.kernel"), down]
+        return [
+            row("mlp/wi/kernel", f"mlp.{name}.kernel", Pick(1, at))
+            for at, name in enumerate(("gate", "up"))
+        ] + [down]
+    return [
+        row("mlp/wi_0/kernel", "mlp.gate.kernel"),
+        row("mlp/wi_1/kernel", "mlp.up.kernel"),
+        down,
+    ]

@@ -34,7 +34,9 @@ class InMemory:
 
     def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
-        return lambda: np.array(self._host[tuple(slice(bound.start, bound.stop) for bound in bounds)])
+        return lambda: np.array(
+            self._host[tuple(slice(bound.start, bound.stop) for bound in bounds)]
+        )
 
     @cached_property
     def _host(self) -> np.ndarray:
@@ -85,13 +87,18 @@ def nested(leaves: Mapping[Keys, Any]) -> dict[str, Any]:
 
 def stored_tree(leaves: Mapping[Keys, Any]) -> StoredTree:
     """The description of a tree in memory, as of a checkpoint."""
-    kinds = {keys: "jax.Array" if is_array(leaf) else type(leaf).__name__ for keys, leaf in leaves.items()}
+    kinds = {
+        keys: "jax.Array" if is_array(leaf) else type(leaf).__name__
+        for keys, leaf in leaves.items()
+    }
     return StoredTree(Path(NAME), kinds, is_ocdbt=False, is_zarr3=False, has_all_chunks=True)
 
 
 def is_array(leaf: Any) -> bool:
     """True for arrays of JAX and NumPy."""
-    return isinstance(leaf, jax.Array | np.ndarray) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return isinstance(leaf, jax.Array | np.ndarray) and not jnp.issubdtype(
+        leaf.dtype, jax.dtypes.extended
+    )
 
 
 def check_readable(array: Any) -> None:

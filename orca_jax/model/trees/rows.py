@@ -30,10 +30,13 @@ class Reshape:
         own = view.shape[lead:]
         known = int(np.prod([size for size in self.shape if size != -1], dtype=np.int64))
         rest = int(np.prod(own, dtype=np.int64)) // max(known, 1)
+        shape = [{-1: rest}.get(size, size) for size in self.shape]
         try:
-            return Reshaped(view, (*view.shape[:lead], *(rest if size == -1 else size for size in self.shape)))
+            return Reshaped(view, (*view.shape[:lead], *shape))
         except ValueError:
-            raise ValueError(f"shape {list(own)} cannot be reshaped to {list(self.shape)}") from None
+            raise ValueError(
+                f"shape {list(own)} cannot be reshaped to {list(self.shape)}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Transpose:
 
     def __call__(self, view: View, lead: int) -> View:
         if sorted(self.axes) != list(range(len(view.shape) - lead)):
-            raise ValueError(f"shape {list(view.shape[lead:])} cannot be transposed to the axes {list(self.axes)}")
+            raise ValueError(
+                f"shape {list(view.shape[lead:])} cannot be transposed to the axes {list(self.axes)}"
+            )
         return Transposed(view, (*range(lead), *(axis + lead for axis in self.axes)))
 
 
@@ -60,7 +65,9 @@ class Section:
         size = _size(view, self.axis, lead)
         stop = size if self.stop is None else self.stop
         if not 0 <= self.start < stop <= size:
-            raise ValueError(f"axis {self.axis} of shape {list(view.shape[lead:])} has no part {self.start} to {stop}")
+            raise ValueError(
+                f"axis {self.axis} of shape {list(view.shape[lead:])} has no part {self.start} to {stop}"
+            )
         return Taken(view, self.axis + lead, np.arange(self.start, stop))
 
 
@@ -73,7 +80,9 @@ class Pick:
 
     def __call__(self, view: View, lead: int) -> View:
         if not 0 <= self.number < _size(view, self.axis, lead):
-            raise ValueError(f"axis {self.axis} of shape {list(view.shape[lead:])} has no entry {self.number}")
+            raise ValueError(
+                f"axis {self.axis} of shape {list(view.shape[lead:])} has no entry {self.number}"
+            )
         return Entry(view, self.axis + lead, self.number)
 
 

@@ -2,16 +2,17 @@
 
 import logging
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.trees.rows import Reshape, Transpose, TreeOperation, TreeRow, TreeTable
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 ANCHOR = ("embedder", "input_embedding")
 """The keys of the embedding."""
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _NAMES = (("query", "q"), ("key", "k"), ("value", "v"))
-_FIXED_THETA = {"llama": 1e6, "qwen3": 1e6}  # of Tunix 0.1.7, for any `rope_theta` of its configuration
+# of Tunix 0.1.7, for any `rope_theta` of its configuration
+_FIXED_THETA = {"llama": 1e6, "qwen3": 1e6}
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,21 @@ def table(config: ModelConfig) -> TreeTable:
         return TreeRow(f"layers/{{layer}}/{key}", f"blocks.{path}", operations)
 
     merged = Reshape((config.embed_dim, -1))
-    rows = [row(f"attn/{short}_proj/w", f"attention.{name}.kernel", merged) for name, short in _NAMES]
+    rows = [
+        row(f"attn/{short}_proj/w", f"attention.{name}.kernel", merged) for name, short in _NAMES
+    ]
     if config.attention_bias:
         rows += [row(f"attn/{short}_bias", f"attention.{name}.bias") for name, short in _NAMES]
     if config.qk_norm:
-        rows += [row(f"attn/{short}_norm/w", f"attention.{name}_norm.scale") for name, short in _NAMES[:2]]
-    rows += [row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")]
-    head = () if config.tied_embeddings else (TreeRow("lm_head/w", "head.table", (Transpose((1, 0)),)),)
+        rows += [
+            row(f"attn/{short}_norm/w", f"attention.{name}_norm.scale")
+            for name, short in _NAMES[:2]
+        ]
+    rows += [
+        row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")
+    ]
+    if not config.tied_embeddings:
+        rows.append(TreeRow("lm_head/w", "head.table", (Transpose((1, 0)),)))
     return TreeTable(
         "Tunix",
         (
@@ -62,6 +71,5 @@ def table(config: ModelConfig) -> TreeTable:
             row("input_layernorm/w", "attention_norm.scale"),
             row("post_attention_layernorm/w", "mlp_norm.scale"),
             TreeRow("final_norm/w", "final_norm.scale"),
-            *head,
         ),
     )

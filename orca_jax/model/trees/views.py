@@ -42,7 +42,9 @@ class Stored:
 
     def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
-        future = self.store.translate_to[0][tuple(slice(bound.start, bound.stop) for bound in bounds)].read()
+        future = self.store.translate_to[0][
+            tuple(slice(bound.start, bound.stop) for bound in bounds)
+        ].read()
         return lambda: np.asarray(future.result())
 
 
@@ -150,7 +152,9 @@ class Stacked:
         """Start to read a part."""
         reads = [self.views[number].start(bounds[1:]) for number in bounds[0]]
         empty = [0, *map(len, bounds[1:])]
-        return lambda: np.stack([read() for read in reads]) if reads else np.empty(empty, np.float32)
+        return lambda: (
+            np.stack([read() for read in reads]) if reads else np.empty(empty, np.float32)
+        )
 
 
 class Reshaped:
@@ -162,7 +166,9 @@ class Reshaped:
 
     def __init__(self, view: View, shape: ViewShape) -> None:
         if math.prod(view.shape) != math.prod(shape) or 0 in shape:
-            raise ValueError(f"an array of shape {list(view.shape)} cannot be reshaped to {list(shape)}")
+            raise ValueError(
+                f"an array of shape {list(view.shape)} cannot be reshaped to {list(shape)}"
+            )
         self._view = view
         self.shape: ViewShape = shape
         self._groups = _groups(view.shape, shape)
@@ -172,9 +178,12 @@ class Reshaped:
         inner: list[range] = []
         lengths, picks = [], []
         for before, after in self._groups:
-            old, part = self._view.shape[before.start : before.stop], [bounds[axis] for axis in after]
+            old = self._view.shape[before.start : before.stop]
+            part = [bounds[axis] for axis in after]
             flat = _flat(part, [self.shape[axis] for axis in after])
-            cover, first = _cover(old, int(flat.min()), int(flat.max())) if flat.size else ([range(0)] * len(old), 0)
+            cover, first = [range(0)] * len(old), 0
+            if flat.size:
+                cover, first = _cover(old, int(flat.min()), int(flat.max()))
             inner += cover
             lengths.append(math.prod(map(len, cover)))
             picks.append(flat - first)
@@ -186,7 +195,9 @@ class Reshaped:
                 if pick.size != lengths[group]:
                     values = values.take(pick, axis=group)
                 else:  # all of it, in order
-                    values = values.reshape(*values.shape[:group], *pick.shape, *values.shape[group + 1 :])
+                    values = values.reshape(
+                        *values.shape[:group], *pick.shape, *values.shape[group + 1 :]
+                    )
             return values
 
         return reshaped
@@ -197,13 +208,16 @@ def _groups(before: ViewShape, after: ViewShape) -> list[tuple[range, range]]:
     groups = []
     i = j = 0
     while i < len(before) or j < len(after):
-        start, first = i, j
+        start = i
+        first = j
         left = right = 1
         while start == i or first == j or left != right:
             if (left <= right and i < len(before)) or j == len(after):
-                left, i = left * before[i], i + 1
+                left = left * before[i]
+                i += 1
             else:
-                right, j = right * after[j], j + 1
+                right = right * after[j]
+                j += 1
             if i == len(before) and j == len(after):
                 break
         groups.append((range(start, i), range(first, j)))
@@ -221,10 +235,12 @@ def _flat(bounds: Bounds, shape: Sequence[int]) -> np.ndarray:
 def _cover(shape: ViewShape, least: int, most: int) -> tuple[list[range], int]:
     """The smallest contiguous part that has the places `least` to `most`, and its first place."""
     cover: list[range] = []
-    first, step = 0, math.prod(shape)
+    first = 0
+    step = math.prod(shape)
     for axis, size in enumerate(shape):
         step //= size
-        low, high = (least - first) // step, (most - first) // step
+        low = (least - first) // step
+        high = (most - first) // step
         cover.append(range(low, high + 1))
         first += low * step
         if low != high:

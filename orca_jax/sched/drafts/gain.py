@@ -6,6 +6,7 @@ nothing; a busy one computes each of them. So the times of iterations are measur
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 _NEWEST = 0.15  # least weight of the newest measurement
@@ -41,7 +42,11 @@ class IterationTimes:
     def __init__(self, launches: Mapping[int, float]) -> None:
         self.buckets = tuple(sorted(launches))
         # A larger launch is never faster; a measurement that says so was disturbed.
-        self._shape = {size: min(launches[larger] for larger in self.buckets if larger >= size) for size in launches}
+        self._shape: dict[int, float] = {}
+        least = inf
+        for size in reversed(self.buckets):
+            least = min(least, launches[size])
+            self._shape[size] = least
         self._level = _Mean()
         self._measured: dict[tuple[int, bool], _Mean] = {}
 
@@ -51,7 +56,9 @@ class IterationTimes:
             return 1.0
         largest = self.buckets[-1]
         full, rest = divmod(num_tokens, largest)
-        return full * self._of_bucket(largest, waits) + (self._of_bucket(self._bucket(rest), waits) if rest else 0.0)
+        return full * self._of_bucket(largest, waits) + (
+            self._of_bucket(self._bucket(rest), waits) if rest else 0.0
+        )
 
     def add_time(self, num_tokens: int, seconds: float, *, waits: bool) -> None:
         """Take a measured time."""
@@ -73,7 +80,9 @@ class IterationTimes:
 
     def _of_bucket(self, bucket: int, waits: bool) -> float:
         measured = self._measured.get((bucket, waits))
-        return self._level.value * self._shape[bucket] if measured is None else measured.value
+        if measured is None:
+            return self._level.value * self._shape[bucket]
+        return measured.value
 
 
 class Share(NamedTuple):
@@ -109,7 +118,9 @@ def best_share(
     """
     best = Share(0, 0.0)
     before = num_draws / times.of(num_tokens, waits=False)
-    expected, done, longest = float(num_draws), 0, 0
+    expected = float(num_draws)
+    done = 0
+    longest = 0
     for count in times.steps(num_tokens, len(chances)):
         expected += sum(chances[done:count])
         longest = max([longest, *rounds[done:count]])

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from orca_jax.sched.drafts.proposer import Acceptance, Chance, Wish
 from orca_jax.sched.request import Request
-from orca_jax.step import Executor, Handle, Member, RowSampling, StepPlan
+from orca_jax.values.step import Executor, Handle, Member, RowSampling, StepPlan
 
 _PRIOR = 0.6  # acceptance before the first proposal
 _NEWEST = 0.2  # weight of the newest measurement
@@ -91,11 +91,18 @@ class ModelProposer:
             return []
         start = self._clock()
         rows = self._rows_of([wish.request for wish in wishes])
-        unseen = max([wish.request.num_tokens - row.num_computed for wish, row in zip(wishes, rows, strict=True)])
+        unseen = max(
+            [
+                wish.request.num_tokens - row.num_computed
+                for wish, row in zip(wishes, rows, strict=True)
+            ]
+        )
         handles: list[tuple[Handle, list[int]]] = []
         for place in range(max([wish.number for wish in wishes])):
             drafting = [index for index, wish in enumerate(wishes) if wish.number > place]
-            members = tuple([self._member(wishes[index].request, rows[index], place) for index in drafting])
+            members = tuple(
+                [self._member(wishes[index].request, rows[index], place) for index in drafting]
+            )
             handles.append((self._executor.submit(StepPlan(self._num_plans, members)), drafting))
             self._num_plans += 1
         proposals: list[list[int]] = [[] for _ in wishes]
@@ -108,7 +115,8 @@ class ModelProposer:
                     proposals[index] += result.run or ()
         self._executor.rest()
         for wish, row, drafts in zip(wishes, rows, proposals, strict=True):
-            row.num_computed, row.drafts = wish.request.num_tokens, drafts
+            row.num_computed = wish.request.num_tokens
+            row.drafts = drafts
         if unseen <= _USUAL_UNSEEN:
             self._measure((self._clock() - start) / len(handles))
         return list(proposals)
@@ -161,7 +169,8 @@ class ModelProposer:
                 if draft != token:
                     break
                 row.num_computed += 1
-            row.num_computed = min(row.num_computed, request.num_tokens - 1)  # the newest token gives the first draw
+            # the newest token gives the first draw
+            row.num_computed = min(row.num_computed, request.num_tokens - 1)
             row.drafts = ()
         return rows
 

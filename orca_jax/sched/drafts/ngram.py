@@ -32,13 +32,15 @@ class NgramIndex:
         self.each = Acceptance(_PRIOR_EACH)
         self._num_prompt = num_prompt
         self._lengths = range(most, least - 1, -1)
-        self._place_after: dict[tuple[int, ...], int] = {}  # the last occurrence of each n-gram with a follower
+        # the last occurrence of each n-gram with a follower
+        self._place_after: dict[tuple[int, ...], int] = {}
         self._newest: list[tuple[int, ...]] = []  # the n-grams at the end, the longest first
         self._place: int | None = None  # of the first proposed id
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append ids, and test those that were generated."""
-        known, place_after = self.ids, self._place_after
+        known = self.ids
+        place_after = self._place_after
         tests = matches = hits = 0
         for token in ids:
             end = len(known)
@@ -51,7 +53,9 @@ class NgramIndex:
                 place_after[ngram] = end
             known.append(token)
             self._newest = newest = [tuple(known[-n:]) for n in self._lengths if n <= end + 1]
-            self._place = next((place_after[ngram] for ngram in newest if ngram in place_after), None)
+            self._place = next(
+                (place_after[ngram] for ngram in newest if ngram in place_after), None
+            )
         if tests:
             self.any.add_tests(matches, tests)
         if matches:
@@ -89,7 +93,8 @@ class NgramProposer:
     def __init__(self, count: int, least: int, most: int) -> None:
         assert 1 <= least <= most, f"n-grams of {least} to {most} ids"
         self._count = count
-        self._least, self._most = least, most
+        self._least = least
+        self._most = most
         self._indices: WeakKeyDictionary[Request, NgramIndex] = WeakKeyDictionary()
 
     def chance(self, request: Request) -> Chance:
@@ -99,7 +104,9 @@ class NgramProposer:
 
     def ready(self, request: Request) -> int:
         """All ids of a proposal, or none."""
-        return self._count if self._index(request).has_match else 0
+        if self._index(request).has_match:
+            return self._count
+        return 0
 
     def propose(self, wishes: Sequence[Wish]) -> list[Sequence[int]]:
         """The continuations of earlier occurrences."""
@@ -112,7 +119,9 @@ class NgramProposer:
         """The index of a request, with all its known ids."""
         index = self._indices.get(request)
         if index is None:
-            index = self._indices[request] = NgramIndex(self._least, self._most, len(request.prompt_ids))
+            index = self._indices[request] = NgramIndex(
+                self._least, self._most, len(request.prompt_ids)
+            )
         if len(index.ids) < request.num_tokens:
             index.extend(request.ids_from(len(index.ids), request.num_tokens - len(index.ids)))
         return index

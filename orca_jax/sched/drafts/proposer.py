@@ -35,7 +35,8 @@ class Acceptance:
     __slots__ = ("_hits", "_tests")
 
     def __init__(self, prior: float) -> None:
-        self._hits, self._tests = _PRIOR_WEIGHT * prior, float(_PRIOR_WEIGHT)
+        self._hits = _PRIOR_WEIGHT * prior
+        self._tests = float(_PRIOR_WEIGHT)
 
     @property
     def rate(self) -> float:
@@ -45,7 +46,8 @@ class Acceptance:
     def add_tests(self, hits: int, tests: int) -> None:
         """Count `tests` ids, `hits` of them drawn."""
         keep = max(0.0, 1 - tests / MEMORY)
-        self._hits, self._tests = keep * self._hits + hits, keep * self._tests + tests
+        self._hits = keep * self._hits + hits
+        self._tests = keep * self._tests + tests
 
     def relax(self, prior: float) -> None:
         """Move the share a little towards `prior`, for want of tests."""

@@ -20,14 +20,17 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, KnownScheduler, Selection
+from orca_jax.values.cache_spec import ceil_div
 
 CHECK_EVERY = 8  # iterations between two decisions about being on
 TURN_ON, TURN_OFF = 1.1, 1.03  # expected tokens per second, relative to those without speculation
 SAMPLED = 8  # requests that stand for all in this decision; an index of n-grams costs the host time
-WORTH_A_TRY = 1.5  # tokens of an iteration, relative to those without: enough to measure iterations with proposals
+# tokens of an iteration, relative to those without: enough to measure iterations with proposals
+WORTH_A_TRY = 1.5
 TRY_FOR = 4  # iterations
 TRY_AFTER = 128  # iterations between the first two tries; then twice as many, and so on
-MEASURE_EVERY = 256  # iterations after which it is off for a moment, to measure iterations without it
+# iterations after which it is off for a moment, to measure iterations without it
+MEASURE_EVERY = 256
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,10 @@ class SpeculativeScheduler:
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
         self._is_trying = False  # to be measured, iterations have all proposals
-        self._pause, self._until_try = TRY_AFTER, 0
-        self._sent: dict[str, tuple[Request, int, int]] = {}  # proposals in flight: request, its tokens, their number
+        self._pause = TRY_AFTER
+        self._until_try = 0
+        # proposals in flight: request, its tokens, their number
+        self._sent: dict[str, tuple[Request, int, int]] = {}
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """The selection of the inner scheduler, with proposals; nothing while their tokens are awaited."""
@@ -106,7 +111,8 @@ class SpeculativeScheduler:
             return Selection(())
         self._take_results()
         selection = self.inner.select(pool, kv)
-        if self.is_on or self._sent:  # on several stages: the next token of some requests is on its way
+        # on several stages: the next token of some requests is on its way
+        if self.is_on or self._sent:
             known = [choice for choice in selection.choices if not self._is_awaited(choice.request)]
             selection = selection._replace(choices=known)
         if not selection.choices:
@@ -130,7 +136,9 @@ class SpeculativeScheduler:
 
     def _is_awaited(self, request: Request) -> bool:
         """True if a result in flight decides about the next token of a request, or about its proposals."""
-        return request.request_id in self._sent or (self.is_on and request.num_pending > 0 and _may_propose(request))
+        return request.request_id in self._sent or (
+            self.is_on and request.num_pending > 0 and _may_propose(request)
+        )
 
     def _take_results(self) -> None:
         """Pass the results of proposals on."""
@@ -150,10 +158,14 @@ class SpeculativeScheduler:
         if not generating:
             return
         self._until_check = CHECK_EVERY
-        stride = -(-len(generating) // SAMPLED)
-        sampled = [(self._proposer.chance(request), self._most(request)) for request in generating[::stride]]
+        stride = ceil_div(len(generating), SAMPLED)
+        sampled = [
+            (self._proposer.chance(request), self._most(request))
+            for request in generating[::stride]
+        ]
         share = self._share(choices, (sampled * stride)[: len(generating)])
-        was_on, self._num_on = self.is_on, self._num_on + CHECK_EVERY if self.is_on else 0
+        was_on = self.is_on
+        self._num_on = self._num_on + CHECK_EVERY if self.is_on else 0
         self.is_on = share.gain > (TURN_OFF if was_on else TURN_ON) and self._num_on < MEASURE_EVERY
         self._is_trying = False
         self._until_try -= CHECK_EVERY
@@ -162,9 +174,15 @@ class SpeculativeScheduler:
             self._until_check = TRY_FOR
             self._pause = self._until_try = 2 * self._pause
 
-    def _with_drafts(self, choices: Sequence[Choice], kv: KVManager) -> tuple[list[Choice], Sequence[Sequence[int]]]:
+    def _with_drafts(
+        self, choices: Sequence[Choice], kv: KVManager
+    ) -> tuple[list[Choice], Sequence[Sequence[int]]]:
         """The choices with proposals, as many as pay off and as blocks are free."""
-        able = [choice.request for choice in choices if _is_known(choice) and _may_propose(choice.request)]
+        able = [
+            choice.request
+            for choice in choices
+            if _is_known(choice) and _may_propose(choice.request)
+        ]
         chances = []
         for request in able:
             count = min(self._proposer.ready(request), self._most(request))
@@ -172,12 +190,22 @@ class SpeculativeScheduler:
         share = self._share(choices, chances)
         wishes = _split(able, chances, share.most if self._is_trying else share.number)
         wishes = _with_blocks(wishes, choices, kv)
-        proposals = dict(zip([wish.request.request_id for wish in wishes], self._proposer.propose(wishes), strict=True))
+        proposals = dict(
+            zip(
+                [wish.request.request_id for wish in wishes],
+                self._proposer.propose(wishes),
+                strict=True,
+            )
+        )
         extended = []
         for choice in choices:
             drafts = proposals.get(choice.request.request_id)
             if drafts:
-                self._sent[choice.request.request_id] = choice.request, choice.request.num_tokens, len(drafts)
+                self._sent[choice.request.request_id] = (
+                    choice.request,
+                    choice.request.num_tokens,
+                    len(drafts),
+                )
                 choice = choice._replace(drafts=drafts)
                 if self._charge is not None:
                     self._charge(choice.request, len(drafts))
@@ -210,15 +238,28 @@ class SpeculativeScheduler:
 
     def _measure(self, choices: Sequence[Choice], now: float) -> None:
         """Take the time of the last iteration, if its requests still generate."""
-        last, self._last = self._last, None
-        if last is not None and last.waits == self.is_on and choices[0].request.request_id in last.members:
+        last = self._last
+        self._last = None
+        if (
+            last is not None
+            and last.waits == self.is_on
+            and choices[0].request.request_id in last.members
+        ):
             self.times.add_time(last.num_tokens, now - last.at - last.proposing, waits=last.waits)
 
-    def _begin(self, choices: Sequence[Choice], drafts: Sequence[Sequence[int]], now: float, proposing: float) -> None:
+    def _begin(
+        self,
+        choices: Sequence[Choice],
+        drafts: Sequence[Sequence[int]],
+        now: float,
+        proposing: float,
+    ) -> None:
         """Remember an iteration to be measured, if all its requests generate."""
         if all([choice.num_tokens == 1 for choice in choices]):
             members = frozenset([choice.request.request_id for choice in choices])
-            self._last = _OpenMeasurement(now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing)
+            self._last = _OpenMeasurement(
+                now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing
+            )
 
 
 def _may_propose(request: Request) -> bool:
@@ -239,7 +280,11 @@ def _is_known(choice: Choice) -> bool:
 
 
 def _needs_full_sampler(request: Request) -> bool:
-    return request.constraint is not None or request.params.has_extras or request.params.prompt_logprobs is not None
+    return (
+        request.constraint is not None
+        or request.params.has_extras
+        or request.params.prompt_logprobs is not None
+    )
 
 
 def _ordered(chances: Sequence[tuple[Chance, int]]) -> list[tuple[float, int, int]]:
@@ -253,12 +298,16 @@ def _ordered(chances: Sequence[tuple[Chance, int]]) -> list[tuple[float, int, in
     return sorted(found, key=lambda each: -each[0])
 
 
-def _split(requests: Sequence[Request], chances: Sequence[tuple[Chance, int]], count: int) -> list[Wish]:
+def _split(
+    requests: Sequence[Request], chances: Sequence[tuple[Chance, int]], count: int
+) -> list[Wish]:
     """Distribute `count` proposals over requests, the most probable ones first."""
     counts = [0] * len(requests)
     for _, _, index in _ordered(chances)[:count]:
         counts[index] += 1
-    return [Wish(request, number) for request, number in zip(requests, counts, strict=True) if number]
+    return [
+        Wish(request, number) for request, number in zip(requests, counts, strict=True) if number
+    ]
 
 
 def _with_blocks(wishes: Sequence[Wish], choices: Sequence[Choice], kv: KVManager) -> list[Wish]:
@@ -267,9 +316,12 @@ def _with_blocks(wishes: Sequence[Wish], choices: Sequence[Choice], kv: KVManage
         return list(wishes)
     free = kv.num_free_blocks
     for choice in choices:
-        request, end = choice.request, choice.request.num_computed + choice.num_tokens
+        request = choice.request
+        end = choice.request.num_computed + choice.num_tokens
         free -= (
-            kv.needed(choice.hit, choice.hit.num_tokens + end) if request.row is None else kv.lacking(request.row, end)
+            kv.needed(choice.hit, choice.hit.num_tokens + end)
+            if request.row is None
+            else kv.lacking(request.row, end)
         )
     free = not_below_zero(free)
     kept = []
@@ -279,7 +331,8 @@ def _with_blocks(wishes: Sequence[Wish], choices: Sequence[Choice], kv: KVManage
         base = kv.lacking(request.row, end)
         blocks = kv.lacking(request.row, end + count) - base
         if blocks > free:
-            blocks, count = kv.no_blocks, kv.room(request.row, base) - end
+            blocks = kv.no_blocks
+            count = kv.room(request.row, base) - end
         free -= blocks
         if count:
             kept.append(Wish(request, count))

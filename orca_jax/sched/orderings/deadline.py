@@ -1,17 +1,13 @@
 """Order by deadline, the earliest first."""
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
-
-from orca_jax.sched.orderings.queue import WaitingQueue
-from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.orderings.base import KeyOrdering
 from orca_jax.sched.request import Request
 
 PATIENCE = 600.0
 """The deadline of a request without one, in seconds after its arrival."""
 
 
-class EarliestDeadline:
+class EarliestDeadline(KeyOrdering):
     """The earliest deadline first; without one, a request has a deadline `PATIENCE` seconds after its arrival.
 
     A request is never overtaken by requests arriving after its deadline. So no request waits for ever: neither behind
@@ -20,21 +16,11 @@ class EarliestDeadline:
     """
 
     name = "deadline"
-    reads_predictions: ClassVar[bool] = False
+    reads = frozenset({"deadline"})
 
-    def __init__(self) -> None:
-        self._queue = WaitingQueue(_deadline)
-
-    def running(self, pool: RequestPool) -> Sequence[Request]:
-        return sorted(pool.running.values(), key=self._queue.rank)
-
-    def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        return self._queue.walk(pool)
-
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Does nothing: deadlines do not depend on service."""
-
-
-def _deadline(request: Request) -> float:
-    seconds = request.urgency.deadline
-    return request.arrival + (PATIENCE if seconds is None else seconds)
+    def key(self, request: Request, now: float) -> tuple[float, ...]:
+        """The deadline on the engine's clock."""
+        seconds = request.urgency.deadline
+        if seconds is None:
+            seconds = PATIENCE
+        return (request.arrival + seconds,)

@@ -1,19 +1,15 @@
 """Fair order: all tenants with waiting requests get the same number of tokens, and none more than its share of rows."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush, heapreplace, nlargest
-from typing import ClassVar
+from collections.abc import Set
+from heapq import nlargest
 
-from orca_jax.sched.orderings.base import by_arrival
-from orca_jax.sched.orderings.queue import ArrivalCursor
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.orderings.tenants import TenantQueue
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.request import Request, State
-
-_SPARE = 64  # outdated entries allowed before they are removed
+from orca_jax.sched.request import Request
 
 
-class FairShare:
+class FairShare(Ordering):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI '24).
 
     Each tenant has a counter of the tokens processed for it in iterations, prompt and generated ones alike. Pages found
@@ -38,83 +34,39 @@ class FairShare:
     """
 
     name = "fair"
-    reads_predictions: ClassVar[bool] = False
+    reads = frozenset({"tenant"})
 
     def __init__(self, max_idle: int = 4096) -> None:
         self._max_idle = max_idle
         self._served: dict[str, int] = {}  # the counters, in tokens
         self._floor = 0  # the counter of the tenant that was last admitted, before it was charged
-        self._queues: dict[str, list[tuple[int, Request]]] = {}  # heaps by arrival, of requests able to get a row
-        self._turns: list[tuple[int, int, str]] = []  # a heap of (counter, an arrival, tenant), maybe outdated
-        self._passed_over: list[tuple[int, int, str]] = []  # entries of `_turns` whose tenants have their share of rows
-        self._num_queued = 0  # requests in all queues, those that left while they waited included
-        self._cursor = ArrivalCursor()
-
-    def running(self, pool: RequestPool) -> Sequence[Request]:
-        return sorted(pool.running.values(), key=by_arrival)
-
-    def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        """The first request of the least served tenant, repeatedly; counters are read when a request is taken."""
-        while self._passed_over:
-            heappush(self._turns, self._passed_over.pop())
-        for request in self._cursor.news(pool):
-            self._join(request)
-        if self._num_queued + len(self._turns) > 4 * len(pool) + _SPARE:
-            self._tidy()
-        if len(self._served) > 2 * (len(pool) + self._max_idle):
-            self._forget(pool)
-        rows = Counter([request.urgency.tenant for request in pool.running.values()])
-        num_tenants = len(self._queues) + sum([tenant not in self._queues for tenant in rows])
-        return self._walk(rows, pool.kv.num_rows / max(1, num_tenants))
 
     def charge(self, request: Request, num_tokens: int) -> None:
+        """Count tokens for the tenant of a request."""
         tenant = request.urgency.tenant
         served = self._served.get(tenant, self._floor)
         if request.row is None:
             self._floor = served
         self._served[tenant] = served + num_tokens
 
-    def _walk(self, rows: Counter[str], share: float) -> Iterator[Request]:
-        while turns := self._turns or self._passed_over:
-            counter, arrival, tenant = turns[0]
-            queue = self._queues[tenant]
-            if counter < self._served[tenant]:  # counters only grow: an outdated entry is too low, never too high
-                heapreplace(turns, (self._served[tenant], arrival, tenant))
-            elif not queue:
-                heappop(turns)
-                del self._queues[tenant]
-            elif turns is self._turns and rows[tenant] >= share:
-                heappush(self._passed_over, heappop(turns))
-            else:
-                _, request = heappop(queue)
-                self._num_queued -= 1
-                if request.state is not State.FINISHED:
-                    self._cursor.took(request)
-                    rows[tenant] += 1
-                    yield request
+    def queue(self) -> TenantQueue:
+        """A queue for each tenant, and shares of the rows."""
+        return TenantQueue(self)
 
-    def _join(self, request: Request) -> None:
-        """Enqueue a request at its tenant, and the tenant if it had no queue."""
-        tenant = request.urgency.tenant
-        if tenant not in self._queues:
-            self._queues[tenant] = []
-            served = self._served[tenant] = max(self._floor, self._served.get(tenant, 0))
-            heappush(self._turns, (served, request.arrival_index, tenant))
-        heappush(self._queues[tenant], (request.arrival_index, request))
-        self._num_queued += 1
+    def join(self, tenant: str) -> int:
+        """The counter of a tenant that gets a queue: what it was before, or that of the last admission."""
+        served = max(self._floor, self._served.get(tenant, 0))
+        self._served[tenant] = served
+        return served
 
-    def _tidy(self) -> None:
-        """Drop ended requests and empty queues before their turn."""
-        queues = self._queues.values()
-        waiting = [entry for queue in queues for entry in queue if entry[1].state is not State.FINISHED]
-        self._queues.clear()
-        self._turns.clear()
-        self._num_queued = 0
-        for _, request in waiting:
-            self._join(request)
+    def of(self, tenant: str) -> int:
+        """The counter of a tenant with a queue."""
+        return self._served[tenant]
 
-    def _forget(self, pool: RequestPool) -> None:
+    def forget_idle(self, pool: RequestPool, queued: Set[str]) -> None:
         """Drop the counters of idle tenants, except the highest ones."""
-        live = {request.urgency.tenant for request in pool} | self._queues.keys()
+        if len(self._served) <= 2 * (len(pool) + self._max_idle):
+            return
+        live = {request.urgency.tenant for request in pool} | queued
         idle = nlargest(self._max_idle, self._served.keys() - live, key=self._served.__getitem__)
         self._served = {tenant: self._served[tenant] for tenant in (*live, *idle)}

@@ -1,17 +1,13 @@
 """Order by predicted output, the shortest first, with bounded overtaking."""
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
-
-from orca_jax.sched.orderings.queue import WaitingQueue
-from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.orderings.base import KeyOrdering
 from orca_jax.sched.request import Request
 
 SECONDS_PER_TOKEN = 0.5
 """Seconds added to the arrival of a request for each token of its predicted output."""
 
 
-class ShortestFirst:
+class ShortestFirst(KeyOrdering):
     """The lowest `Request.predicted_output` first; but waiting raises urgency.
 
     The key is the arrival plus `SECONDS_PER_TOKEN` for each predicted token. So a request of p tokens is overtaken by
@@ -26,16 +22,8 @@ class ShortestFirst:
     """
 
     name = "shortest"
-    reads_predictions: ClassVar[bool] = True
+    reads = frozenset({"predicted"})
 
-    def __init__(self) -> None:
-        self._queue = WaitingQueue(lambda request: request.arrival + SECONDS_PER_TOKEN * request.predicted_output)
-
-    def running(self, pool: RequestPool) -> Sequence[Request]:
-        return sorted(pool.running.values(), key=self._queue.rank)
-
-    def waiting(self, pool: RequestPool) -> Iterable[Request]:
-        return self._queue.walk(pool)
-
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Does nothing: predictions do not depend on service."""
+    def key(self, request: Request, now: float) -> tuple[float, ...]:
+        """The arrival, later by the predicted output."""
+        return (request.arrival + SECONDS_PER_TOKEN * request.predicted_output,)

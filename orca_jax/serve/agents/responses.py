@@ -1,31 +1,35 @@
 """The routes of `/v1/responses`: create, count, read and delete."""
 
-import contextlib
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca_jax.openai.errors import TOO_LONG, ApiError
-from orca_jax.openai.generation import ClientGone, Generation
-from orca_jax.openai.model import Service
-from orca_jax.openai.responses.api import (
-    ENDPOINT,
-    ResponseCall,
+from orca_jax.serve.handlers import read_response_call, report_ignored, respond
+from orca_jax.serve.models import json_response
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.responses.api import ENDPOINT
+from orca_jax.serve.openai.responses.items import (
+    DeletedResponse,
+    InputTokens,
+    ResponseItemList,
+    shown_item,
+)
+from orca_jax.serve.openai.responses.store import (
     ResponseStore,
     StoredResponse,
     find_response,
     no_response,
 )
-from orca_jax.openai.responses.items import DeletedResponse, InputTokens, ResponseItemList, shown_item
-from orca_jax.openai.responses.renderer import ResponseRenderer
-from orca_jax.openai.schema import responses_parser
-from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.handlers import EventStream, Silence, headers_of, read_request, report_ignored, version_header
-from orca_jax.serve.models import json_response
+from orca_jax.text.work_threads import STORED
+from orca_jax.values.checks import whole_number
 
-DEFAULT_PAGE, MAX_PAGE = 20, 100  # input items in an answer, as OpenAI has them
+# input items in an answer, as OpenAI has them
+DEFAULT_PAGE = 20
+MAX_PAGE = 100
 
 
 def response_routes(service: Service, max_bytes: int) -> tuple[list[Route], list[Route]]:
@@ -33,10 +37,11 @@ def response_routes(service: Service, max_bytes: int) -> tuple[list[Route], list
 
     `max_bytes` is the most memory for stored responses.
     """
-    api = _Responses(service, ResponseStore(max_bytes))
+    store = ResponseStore(max_bytes)
+    api = _Responses(service, store)
     one = f"{ENDPOINT}/{{response_id}}"
     work = [
-        Route(ENDPOINT, api.create, methods=["POST"]),
+        Route(ENDPOINT, partial(respond, service, store), methods=["POST"]),
         Route(f"{ENDPOINT}/input_tokens", api.count, methods=["POST"]),
     ]
     others = [
@@ -55,31 +60,12 @@ class _Responses:
         self._service = service
         self._store = store
 
-    async def create(self, request: Request) -> Response:
-        """Answer a call, whole or as a stream."""
-        asked, ignored = await self._read(request)
-        try:
-            job = await asked.job(request.scope["state"]["request_id"])
-        except ApiError as error:
-            if not asked.call.stream or error.code != TOO_LONG:
-                raise
-            return Response(asked.renderer().failure(error), media_type="text/event-stream")
-        headers = headers_of(self._service, job, ignored)
-        generation = Generation(self._service, job)
-        renderer = asked.renderer(job, generation.usage)
-        if asked.call.stream:
-            return EventStream(generation, renderer, None, headers)
-        try:
-            answer = await _whole(generation, renderer, request)
-        except ClientGone:
-            return Silence()
-        return Response(answer, headers=headers | version_header(generation), media_type="application/json")
-
     async def count(self, request: Request) -> Response:
         """Answer with the number of tokens of an input."""
-        asked, ignored = await self._read(request)
+        asked, ignored = await read_response_call(self._service, self._store, request)
         headers = report_ignored(self._service, ignored)
-        return json_response(InputTokens(await asked.num_tokens()), headers=headers)
+        count = await self._service.work.prepare(asked.num_bytes, asked.num_tokens)
+        return json_response(InputTokens(count), headers=headers)
 
     async def one(self, request: Request) -> Response:
         """Answer with a stored response, or remove it."""
@@ -98,40 +84,41 @@ class _Responses:
 
     async def input_items(self, request: Request) -> Response:
         """Answer with a page of a response's own input items."""
-        items = self._found(request).input_items()
+        stored = self._found(request)
         query = request.query_params
-        limit, order, after = query.get("limit", str(DEFAULT_PAGE)), query.get("order", "desc"), query.get("after")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-            raise ApiError(400, f"limit must be in 1..{MAX_PAGE}, got {limit[:20]!r}", "limit")
+        asked = query.get("limit", str(DEFAULT_PAGE))
+        limit = whole_number(asked)
+        order = query.get("order", "desc")
+        after = query.get("after")
+        if limit is None or not 1 <= limit <= MAX_PAGE:
+            raise ApiError(400, f"limit must be in 1..{MAX_PAGE}, got {asked[:20]!r}", "limit")
         if order not in ("asc", "desc"):
             raise ApiError(400, f'order must be "asc" or "desc", got {order[:20]!r}', "order")
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            places = [place for place, item in enumerate(items) if item.id == after]
-            if not places:
-                raise ApiError(400, f"after: the response has no input item {after[:100]!r}", "after")
-            items = items[places[0] + 1 :]
-        page = [shown_item(item) for item in items[: int(limit)]]
-        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        return json_response(ResponseItemList(page, first, last, len(items) > len(page)))
-
-    async def _read(self, request: Request) -> tuple[ResponseCall, Ignored]:
-        call, ignored = await read_request(request, responses_parser, self._service)
-        self._service.check_model(call.model)
-        return ResponseCall(self._service, self._store, call, request.scope["state"]["caller"]), ignored
+        page = await self._service.work.run_work(
+            STORED, partial(_page, stored, limit, order, after)
+        )
+        return json_response(page)
 
     def _found(self, request: Request) -> StoredResponse:
-        return find_response(self._store, request.scope["state"]["caller"], request.path_params["response_id"])
+        return find_response(
+            self._store, request.scope["state"]["caller"], request.path_params["response_id"]
+        )
 
 
-async def _whole(generation: Generation, renderer: ResponseRenderer, request: Request) -> bytes:
-    """Run a call to its end and return the response as JSON. Raises ApiError and ClientGone."""
-    async with contextlib.aclosing(generation.pieces(request.receive)) as batches:
-        async for pieces in batches:
-            for piece in pieces:
-                renderer.chunk(piece, None)
-    return renderer.answer(generation.usage())
+def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> ResponseItemList:
+    """A page of the input items of a response. Raises ApiError."""
+    items = stored.input_items()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item.id == after]
+        if not places:
+            raise ApiError(400, f"after: the response has no input item {after[:100]!r}", "after")
+        items = items[places[0] + 1 :]
+    page = [shown_item(item) for item in items[:limit]]
+    if not page:
+        return ResponseItemList([], "", "", has_more=False)
+    return ResponseItemList(page, page[0]["id"], page[-1]["id"], len(items) > len(page))
 
 
 async def _no_route(request: Request) -> Response:

@@ -2,8 +2,9 @@
 
 import re
 
-from orca_jax.text.calls.json_call import is_json
-from orca_jax.text.calls.members import MembersCall, Schemas, json_text
+from orca_jax.text.calls.members import MembersCall
+from orca_jax.text.calls.offered import Schemas
+from orca_jax.text.calls.values import is_json, json_text
 from orca_jax.text.json_end import BLANKS
 
 _OUTSIDE = re.compile(r"[{}\[\],<]")
@@ -16,7 +17,8 @@ class BracedCall(MembersCall):
 
     def __init__(self, schemas: Schemas, quote: str) -> None:
         super().__init__(schemas)
-        self._quote, self._partial = quote, ""
+        self._quote = quote
+        self._partial = ""
         self._is_text = False  # between two markers
         self._depth = 0
 
@@ -64,11 +66,13 @@ class BracedCall(MembersCall):
         self._partial = longer
         if longer == self._quote:
             self._written.append(self._quote)
-            self._is_text, self._partial = not self._is_text, ""
+            self._is_text = not self._is_text
+            self._partial = ""
         return at + 1
 
     def _add_member(self) -> None:
-        written, self._written = "".join(self._written), []
+        written = "".join(self._written)
+        self._written = []
         key, colon, value = written.partition(":")
         if colon:
             self._add(f"{json_text(key.strip(BLANKS))}: {self._json_of(value)}")
@@ -78,7 +82,10 @@ class BracedCall(MembersCall):
     def _json_of(self, value: str) -> str:
         """The JSON of a value. Keys within it, and words that are not JSON, are texts without markers."""
         parts = value.split(self._quote)
-        shown = [json_text(part) if number % 2 else _WORD.sub(_quoted, part) for number, part in enumerate(parts)]
+        shown = [
+            json_text(part) if number % 2 else _WORD.sub(_quoted, part)
+            for number, part in enumerate(parts)
+        ]
         whole = "".join(shown)
         return whole if is_json(whole) else json_text(value)
 

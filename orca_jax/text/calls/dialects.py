@@ -1,141 +1,273 @@
-"""The forms of tool calls by name, and their parsers."""
+"""The dialects of tool calls: a row for each, and their parsers and constraints by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from orca_jax.errors import ConfigError
-from orca_jax.text.calls.braces import BracedCall
-from orca_jax.text.calls.harmony import HARMONY, HarmonyParser
-from orca_jax.text.calls.json_call import HEADS, JsonCall, NamedCall
-from orca_jax.text.calls.members import TAGS, PythonCall, TaggedCall
-from orca_jax.text.calls.parser import CallParser, CallReader, Dialect, OutputPart, ToolCall
+from orca_jax.text.calls import forms
+from orca_jax.text.calls.forms import Offer
+from orca_jax.text.calls.harmony import HarmonyCalls
+from orca_jax.text.calls.json_call import NAME, JsonCall, NamedCall
+from orca_jax.text.calls.marked import (
+    MarkedCalls,
+    braced,
+    json_alone,
+    json_between,
+    json_list,
+    keyed,
+    named_in_section,
+    python_lines,
+    python_list,
+    tagged,
+)
+from orca_jax.text.calls.members import PythonCall, Tags
+from orca_jax.text.calls.offered import Tools, tool_name
+from orca_jax.text.calls.parser import CallParser, Syntax
+from orca_jax.text.calls.parts import ToolCall, ToolParser
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import StructuredOutput
 
-Tools = Sequence[Mapping[str, Any]]
-"""Tools in OpenAI's shape: {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
 
-_DEEPSEEK = {"<｜tool▁call▁begin｜>": "deepseek", "<｜tool▁calls▁end｜>": "end"}
-_KIMI = {"<|tool_call_begin|>": "kimi", "<|tool_calls_section_end|>": "end"}
+class Calls(Protocol):
+    """How the calls of a dialect are read, and their grammar."""
+
+    def parser(self, tools: Tools) -> ToolParser:
+        """Return a parser for the calls that a model generates by itself."""
+        ...
+
+    def constraint(self, offer: Offer, answer: StructuredOutput | None) -> StructuredOutput:
+        """Return the constraint on calls or an answer, which is free text without a format.
+
+        Raises:
+            CannotEnforceError: the dialect has no grammar for a strict tool.
+        """
+        ...
 
 
-def _in_section(start: str, end: str, call: str, kind: str) -> Dialect:
-    """Return the syntax of calls with one marker before all of them, one after all, and one before each."""
-    return Dialect({start: {call: kind}}, after={kind: {end: "end", call: kind}})
+@dataclass(frozen=True)
+class Dialect:
+    """A dialect of tool calls.
+
+    Attributes:
+        name: vLLM's name.
+        calls: how they are read, and their grammar.
+        shown: texts of chat templates that show the dialect: each of these.
+        absent: texts that no such template has; other dialects with the same markers have them.
+        aliases: vLLM's other names.
+        has_short_ids: the templates take only ids of nine letters and digits.
+    """
+
+    name: str
+    calls: Calls
+    shown: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    has_short_ids: bool = False
+
+    def is_shown_by(self, template: str) -> bool:
+        """True if a chat template shows the dialect."""
+        has_all = all(text in template for text in self.shown)
+        return has_all and not any(text in template for text in self.absent)
 
 
-def _in_list(start: str, end: str = "") -> Dialect:
-    """Return the syntax of a marker and a list of JSON objects, perhaps with a marker after it."""
-    return Dialect({start: {"[": "json"}}, after={"json": {",": "json", "]": {end: "end"} if end else "end"}})
+def _of_deepseek(offer: Offer) -> str:
+    mark = offer.mark("<｜tool▁sep｜>")
+    old = f'"function" {mark} "NAME\\n```json\\n" @arguments "\\n```"'
+    return f'({old} | "NAME" {mark} @arguments)'
 
 
-DIALECTS: Mapping[str, Dialect] = {
+def _of_kimi(offer: Offer) -> str:
+    mark = offer.mark("<|tool_call_argument_begin|>")
+    return f'"functions.NAME:" /[0-9]{{1,4}}/ {mark} @arguments'
+
+
+_MISTRAL_HEAD = re.compile(rf"\s*{NAME}(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?\s*")
+_QWEN_TAGS = Tags(
+    first="<function=",
+    name_end=">",
+    key="<parameter=",
+    value=">",
+    end="</parameter>",
+    ends=("</function>", "</tool_call>"),
+    has_lines=True,
+)
+_SEED_TAGS = _QWEN_TAGS._replace(ends=("</function>", "</seed:tool_call>"), has_lines=False)
+HARMONY = Dialect("openai", HarmonyCalls(), shown=("<|channel|>", "<|message|>", "functions."))
+"""The messages of gpt-oss, among which calls are."""
+_ROWS = (
     # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
-    "hermes": Dialect({"<tool_call>": "json"}, after={"json": {"</tool_call>": "end"}}),
+    Dialect(
+        "hermes",
+        json_between("<tool_call>", "</tool_call>"),
+        shown=("<tool_call>", "</tool_call>"),
+        absent=("<function=", "<arg_key>", "<use_mcp_tool>", "<tool_calls>", "```"),
+    ),
     # {"name": ..., "parameters": {...}}; {...}
-    "llama3_json": Dialect({}, {"<|python_tag|>": "json", "": "json"}, {"json": {";": "json"}}),
-    # [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...} for each call
-    "mistral": Dialect({"[TOOL_CALLS]": {"[": "json", "": "named"}}, after={"json": {",": "json", "]": "end"}}),
+    Dialect(
+        "llama3_json",
+        json_alone("<|python_tag|>"),
+        shown=("<|start_header_id|>", '{"name": function name, "parameters": '),
+        absent=("<tool_call>", "<function="),
+        aliases=("llama4_json",),
+    ),
+    # [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or for each call [TOOL_CALLS]name[ARGS]{...}, with
+    # [CALL_ID] and an id between name and [ARGS], or without [ARGS]
+    Dialect(
+        "mistral",
+        MarkedCalls(
+            Syntax(
+                {"[TOOL_CALLS]": {"[": "json", "": "named"}},
+                after={"json": {",": "json", "]": "end"}},
+            ),
+            {"json": JsonCall, "named": partial(NamedCall, head=_MISTRAL_HEAD)},
+            forms.mistral,
+        ),
+        shown=("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
+        has_short_ids=True,
+    ),
     # <tool_call><function=name><parameter=key>value</parameter>...</function></tool_call>; the outer tag may be missing
-    "qwen3_coder": Dialect(
-        {"<tool_call>": {"<function=": "tagged"}, "<function=": "tagged"},
-        after={"tagged": {"</tool_call>": "end", "<function=": "tagged"}},
+    Dialect(
+        "qwen3_coder",
+        tagged("<tool_call>", _QWEN_TAGS, may_lack_outer=True),
+        shown=("<tool_call>", "<function=", "<parameter="),
+        absent=("<arg_key>",),
+        aliases=("qwen3_xml",),
     ),
-    # the same in a section; with other tags in MiniMax-M2, see `members.TAGS`
-    "seed_oss": _in_section("<seed:tool_call>", "</seed:tool_call>", "<function=", "seed"),
-    "minimax_m2": _in_section("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "invoked"),
+    # the same in a section
+    Dialect(
+        "seed_oss",
+        tagged("<seed:tool_call>", _SEED_TAGS),
+        shown=("<seed:tool_call>", "<function="),
+    ),
+    Dialect(
+        "minimax_m2",
+        tagged(
+            "<minimax:tool_call>",
+            Tags(
+                first='<invoke name="',
+                name_end='"',
+                key='<parameter name="',
+                value='">',
+                end="</parameter>",
+                ends=("</invoke>", "</minimax:tool_call>"),
+            ),
+        ),
+        shown=("<minimax:tool_call>", "<invoke name="),
+    ),
     # a marker and [{"name": ..., "arguments": {...}}, ...]; in Command A {"tool_name": ..., "parameters": {...}}
-    "granite": _in_list("<|tool_call|>"),
-    "nemotron_json": _in_list("<TOOLCALL>", "</TOOLCALL>"),
-    "hunyuan_a13b": _in_list("<tool_calls>", "</tool_calls>"),
-    "cohere_command3": _in_list("<|START_ACTION|>", "<|END_ACTION|>"),
-    # [name(key=value, ...), ...], in Llama 4 between <|python_start|> and <|python_end|>
-    "pythonic": Dialect(
-        {"<|python_end|>": "end"},
-        {"[": "python", "<|python_start|>": {"[": "python"}},
-        {"python": {",": "python", "]": "end"}},
+    Dialect("granite", json_list("<|tool_call|>"), shown=("<|tool_call|>", "<|start_of_role|>")),
+    Dialect(
+        "nemotron_json",
+        json_list("<TOOLCALL>", "</TOOLCALL>"),
+        shown=("<TOOLCALL>[", "</TOOLCALL>"),
     ),
-    # the same, anywhere in the text, between the markers of LFM2
-    "lfm2": Dialect(
-        {"<|tool_call_start|>": {"[": "python"}}, after={"python": {",": "python", "]": {"<|tool_call_end|>": "end"}}}
+    Dialect(
+        "hunyuan_a13b",
+        json_list("<tool_calls>", "</tool_calls>"),
+        shown=("<tool_calls>[", "</tool_calls>"),
+    ),
+    Dialect(
+        "cohere_command3",
+        json_list("<|START_ACTION|>", "<|END_ACTION|>", is_cohere=True),
+        shown=("<|START_ACTION|>", "tool_name"),
+    ),
+    # [name(key=value, ...), ...], in Llama 4 between <|python_start|> and <|python_end|>
+    Dialect(
+        "pythonic",
+        MarkedCalls(
+            Syntax(
+                {"<|python_end|>": "end"},
+                {"[": "python", "<|python_start|>": {"[": "python"}},
+                {"python": {",": "python", "]": "end"}},
+            ),
+            {"python": PythonCall},
+            forms.pythonic,
+        ),
+        shown=("[func_name1(params_name1=params_value1",),
+        absent=("<tool_call>", "<function="),
+        aliases=("llama4_pythonic",),
+    ),
+    # the same, anywhere in the text
+    Dialect(
+        "lfm2",
+        python_list("<|tool_call_start|>", "<|tool_call_end|>"),
+        shown=("<|tool_call_start|>",),
     ),
     # name(key=value, ...) on lines
-    "olmo3": Dialect({"<function_calls>": "python"}, after={"python": {"</function_calls>": "end", "": "python"}}),
-    # a section of calls, each with its name before its arguments, see `json_call.HEADS`
-    "deepseek_v3": Dialect(
-        {"<｜tool▁calls▁begin｜>": {"<｜tool▁call▁begin｜>": "deepseek"}},
-        after={"deepseek": {"<｜tool▁call▁end｜>": _DEEPSEEK, "```": {"<｜tool▁call▁end｜>": _DEEPSEEK}}},
+    Dialect(
+        "olmo3",
+        python_lines("<function_calls>", "</function_calls>"),
+        shown=("<function_calls>", "</function_calls>"),
+        absent=("<invoke",),
     ),
-    "kimi_k2": Dialect(
-        {"<|tool_calls_section_begin|>": {"<|tool_call_begin|>": "kimi"}}, after={"kimi": {"<|tool_call_end|>": _KIMI}}
+    # function<｜tool▁sep｜>name, and a block of JSON; in DeepSeek V3.1 name<｜tool▁sep｜>{...}
+    Dialect(
+        "deepseek_v3",
+        named_in_section(
+            ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+            re.compile(rf"\s*(function<｜tool▁sep｜>)?{NAME}\s*(<｜tool▁sep｜>)?\s*(```json)?\s*"),
+            _of_deepseek,
+            fence="```",
+        ),
+        shown=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+        aliases=("deepseek_v31",),
+    ),
+    # functions.name:number<|tool_call_argument_begin|>{...}
+    Dialect(
+        "kimi_k2",
+        named_in_section(
+            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            ("<|tool_call_begin|>", "<|tool_call_end|>"),
+            re.compile(rf"\s*(functions\.)?{NAME}(:\d+)?\s*(<\|tool_call_argument_begin\|>)?\s*"),
+            _of_kimi,
+        ),
+        shown=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
     ),
     # <tool_call>name, then <arg_key>key</arg_key><arg_value>value</arg_value> for each, and </tool_call>
-    "glm45": Dialect({"<tool_call>": "keyed"}),
-    # call:name{key:value,...}; texts are between two markers
-    "gemma4": Dialect({"<|tool_call>": {"call:": "gemma4"}}, after={"gemma4": {"<tool_call|>": "end"}}),
-    "functiongemma": Dialect(
-        {"<start_function_call>": {"call:": "functiongemma"}}, after={"functiongemma": {"<end_function_call>": "end"}}
+    Dialect(
+        "glm45",
+        keyed(
+            "<tool_call>",
+            Tags(
+                first="",
+                name_end="<",
+                key="<arg_key>",
+                key_end="</arg_key>",
+                value="<arg_value>",
+                end="</arg_value>",
+                ends=("</tool_call>",),
+            ),
+        ),
+        shown=("<tool_call>", "<arg_key>", "<arg_value>"),
+        aliases=("glm47",),
     ),
-}
-QUOTES: Mapping[str, str] = {"gemma4": '<|"|>', "functiongemma": "<escape>"}
-"""The markers around texts, by the dialect."""
-ALIASES: Mapping[str, str] = {
-    "llama4_json": "llama3_json",
-    "qwen3_xml": "qwen3_coder",
-    "deepseek_v31": "deepseek_v3",
-    "glm47": "glm45",
-    "llama4_pythonic": "pythonic",
-}
-"""vLLM's other names of these forms."""
-
-_FORCED = Dialect({}, {"[": "json"}, {"json": {",": "json", "]": "end"}})
-# Texts of chat templates that show the format of calls: all of the first, and none of the second, which other formats
-# with the same markers have.
-_SIGNATURES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]] = (
-    (
-        "hermes",
-        ("<tool_call>", "</tool_call>"),
-        ("<function=", "<arg_key>", "<use_mcp_tool>", "<tool_calls>", "```"),
+    # call:name{key:value,...}
+    Dialect(
+        "gemma4",
+        braced("<|tool_call>", "<tool_call|>", quote='<|"|>'),
+        shown=("<|tool_call>", "call:", '<|"|>'),
     ),
-    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter="), ("<arg_key>",)),
-    ("llama3_json", ("<|start_header_id|>", '{"name": function name, "parameters": '), ("<tool_call>", "<function=")),
-    ("pythonic", ("[func_name1(params_name1=params_value1",), ("<tool_call>", "<function=")),
-    ("mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ()),
-    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ()),
-    ("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), ()),
-    ("glm45", ("<tool_call>", "<arg_key>", "<arg_value>"), ()),
-    ("gemma4", ("<|tool_call>", "call:", '<|"|>'), ()),
-    ("functiongemma", ("<start_function_call>", "call:"), ()),
-    ("lfm2", ("<|tool_call_start|>",), ()),
-    ("seed_oss", ("<seed:tool_call>", "<function="), ()),
-    ("minimax_m2", ("<minimax:tool_call>", "<invoke name="), ()),
-    ("granite", ("<|tool_call|>", "<|start_of_role|>"), ()),
-    ("nemotron_json", ("<TOOLCALL>[", "</TOOLCALL>"), ()),
-    ("hunyuan_a13b", ("<tool_calls>[", "</tool_calls>"), ()),
-    ("cohere_command3", ("<|START_ACTION|>", "tool_name"), ()),
-    ("olmo3", ("<function_calls>", "</function_calls>"), ("<invoke",)),
-    (HARMONY, ("<|channel|>", "<|message|>", "functions."), ()),
+    Dialect(
+        "functiongemma",
+        braced("<start_function_call>", "<end_function_call>", quote="<escape>"),
+        shown=("<start_function_call>", "call:"),
+    ),
+    HARMONY,
 )
+DIALECTS: Mapping[str, Dialect] = {row.name: row for row in _ROWS}
+"""The dialects by their first names."""
+BY_NAME: Mapping[str, Dialect] = {name: row for row in _ROWS for name in (row.name, *row.aliases)}
+"""The dialects by all their names."""
+
+_FORCED = Syntax({}, {"[": "json"}, {"json": {",": "json", "]": "end"}})
 
 
-class ToolParser(Protocol):
-    """Parses a text that arrives in pieces. Text and calls are returned in their order."""
-
-    def push(self, text: str) -> Sequence[OutputPart]:
-        """Add a piece of text, and return the decided text and pieces of calls."""
-        ...
-
-    def finish(self) -> Sequence[OutputPart]:
-        """Return the rest at the end of the text."""
-        ...
-
-
-def inferred_parser(template: str) -> str | None:
-    """Return the name of the format of calls that a chat template shows, or None if it shows none."""
-    fitting = [
-        name
-        for name, present, absent in _SIGNATURES
-        if all(text in template for text in present) and not any(text in template for text in absent)
-    ]
+def inferred_dialect(template: str) -> Dialect | None:
+    """Return the dialect that a chat template shows, or None if it shows none, or several."""
+    fitting = [row for row in _ROWS if row.is_shown_by(template)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -145,24 +277,25 @@ def tool_parser(name: str, tools: Tools) -> ToolParser:
     The markers of some dialects are special tokens, so special tokens must not be skipped in decoding.
 
     Args:
-        name: one of `DIALECTS` or of `ALIASES`, or `HARMONY`.
+        name: one of `BY_NAME`.
         tools: the tools of the request; calls of other tools remain text.
 
     Raises:
         ConfigError: there is no such parser.
     """
-    if name == HARMONY:
-        return HarmonyParser({str(tool["function"]["name"]) for tool in tools})
-    dialect = DIALECTS.get(ALIASES.get(name, name))
+    dialect = BY_NAME.get(name)
     if dialect is None:
-        names = ", ".join([*DIALECTS, HARMONY, *ALIASES])
-        raise ConfigError(f"tool_call_parser must be one of {names}, got {name!r}", "tool_call_parser")
-    return CallParser(dialect, _maker(dialect, tools))
+        names = ", ".join(BY_NAME)
+        raise ConfigError(
+            f"tool_call_parser must be one of {names}, got {name!r}", "tool_call_parser"
+        )
+    return dialect.calls.parser(tools)
 
 
 def required_parser(tools: Tools) -> ToolParser:
     """Return a parser for text that matches the schema of `forced_tools_schema` for the choice "required"."""
-    return CallParser(_FORCED, _maker(_FORCED, tools))
+    names = {tool_name(tool) for tool in tools}
+    return CallParser(_FORCED, lambda _: JsonCall(names))
 
 
 class StreamedArguments:
@@ -173,22 +306,10 @@ class StreamedArguments:
 
     def push(self, text: str) -> list[ToolCall]:
         """Add a piece of text, and return it as a piece of the call."""
-        name, self._name = self._name, None
+        name = self._name
+        self._name = None
         return [ToolCall(name, text)]
 
     def finish(self) -> list[ToolCall]:
         """Return nothing, since no text is held back."""
         return []
-
-
-def _maker(dialect: Dialect, tools: Tools) -> Callable[[str], CallReader]:
-    schemas = {str(tool["function"]["name"]): tool["function"].get("parameters") or {} for tool in tools}
-    stop = next(iter(dialect.after.get("json", {})), "")
-    readers: Mapping[str, Callable[[], CallReader]] = {
-        "json": lambda: JsonCall(schemas, stop if stop.startswith("<") else ""),
-        "python": lambda: PythonCall(schemas),
-        **{kind: partial(NamedCall, schemas, kind) for kind in HEADS},
-        **{kind: partial(TaggedCall, schemas, kind) for kind in TAGS},
-        **{kind: partial(BracedCall, schemas, quote) for kind, quote in QUOTES.items()},
-    }
-    return lambda name: readers[name]()

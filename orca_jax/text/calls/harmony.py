@@ -8,13 +8,16 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from orca_jax.text.calls.parser import OutputPart, Reasoning, ToolCall
+from orca_jax.text.calls.forms import ANY, Offer, named
+from orca_jax.text.calls.offered import Tools, tool_name
+from orca_jax.text.calls.parts import OutputPart, Reasoning, ToolCall
+from orca_jax.text.composed import composed
 from orca_jax.text.json_end import BLANKS
+from orca_jax.values.request import StructuredOutput
 
-HARMONY = "openai"
-"""vLLM's name of the parser."""
 _MESSAGE = "<|message|>"
-_BEGINS = ("<|channel|>", "<|start|>", "to=")  # of headers; a prompt may end with the first part of one
+# of headers; a prompt may end with the first part of one
+_BEGINS = ("<|channel|>", "<|start|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -35,15 +38,18 @@ class HarmonyParser:
     """
 
     def __init__(self, names: Collection[str], *, is_answer: bool = False) -> None:
-        self.is_open, self.is_inside = not is_answer, False
-        self._names, self._in_head = names, not is_answer
+        self.is_open = not is_answer
+        self.is_inside = False
+        self._names = names
+        self._in_head = not is_answer
         self._kind: Literal["reasoning", "call", "text"] = "text"
         self._has_words = False  # of the message
         self._held = ""
 
     def push(self, text: str) -> list[OutputPart]:
         """Add a piece of text, and return the decided pieces."""
-        text, self._held = self._held + text, ""
+        text = self._held + text
+        self._held = ""
         parts: list[OutputPart] = []
         while text:
             text = self._read_head(text, parts) if self._in_head else self._read_body(text, parts)
@@ -51,7 +57,8 @@ class HarmonyParser:
 
     def finish(self) -> list[OutputPart]:
         """Return the rest at the end of the text. A header without a message is left out."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         parts: list[OutputPart] = []
         if not self._in_head:
             self._add(held, parts)
@@ -76,13 +83,16 @@ class HarmonyParser:
         return text
 
     def _open(self, head: str, parts: list[OutputPart]) -> None:
-        channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+        channel = _CHANNEL.search(head)
+        recipient = _RECIPIENT.search(head)
         if recipient is not None and recipient[1] in self._names:
             self._kind = "call"
             parts.append(ToolCall(recipient[1], ""))
         else:
             self._kind = "reasoning" if channel is not None and channel[1] == "analysis" else "text"
-        self._in_head, self._has_words, self.is_inside = False, False, self._kind == "reasoning"
+        self._in_head = False
+        self._has_words = False
+        self.is_inside = self._kind == "reasoning"
         self.is_open = self.is_open and self._kind != "text"
 
     def _read_body(self, text: str, parts: list[OutputPart]) -> str:
@@ -115,6 +125,41 @@ class HarmonyParser:
         if self._kind == "call" and not self._has_words:
             parts.append(ToolCall(None, "{}"))
         self._has_words = True
+
+
+class HarmonyCalls:
+    """The calls among the messages of gpt-oss."""
+
+    def parser(self, tools: Tools) -> HarmonyParser:
+        """Return a parser for the calls that a model generates by itself."""
+        return HarmonyParser({tool_name(tool) for tool in tools})
+
+    def constraint(self, offer: Offer, answer: StructuredOutput | None) -> StructuredOutput:
+        """Return the constraint on the messages: reasoning, and then a call or an answer, which may be free."""
+        channel, message, start, call, constrain = (
+            offer.mark(f"<|{mark}|>")
+            for mark in ("channel", "message", "start", "call", "constrain")
+        )
+        parts = dict[str, StructuredOutput]()
+        text = "TEXT?"
+        if answer is not None:
+            parts["format"] = answer
+            text = "@format"
+        last = "call | final" if offer.tools else "final"
+        rules = [
+            f'start: ({channel} "analysis" {message} thought {start} "assistant")? ({last})',
+            f'final: {channel} "final" {message} {text}',
+            offer.up_to("thought", "<|end|>"),
+            "WORDS: /(?s:.+)/\nTEXT: /(?s:.+)/",
+            ANY,
+        ]
+        if offer.tools:
+            one, of_tools = named(
+                offer.schemas, f'"NAME" " "? {constrain}? "json"? {message} @arguments'
+            )
+            rules.append(f'call: {channel} "commentary to=functions." {one} {call}?')
+            parts |= of_tools
+        return composed("\n".join(rules), parts)
 
 
 def _begun(text: str) -> int:

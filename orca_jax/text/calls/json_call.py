@@ -4,23 +4,15 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-import msgspec
-
-from orca_jax.text.calls.parser import CallState, ToolCall
+from orca_jax.text.calls.parser import CallState
+from orca_jax.text.calls.parts import ToolCall
+from orca_jax.text.calls.values import decoded
 from orca_jax.text.json_end import BLANKS
 
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\] \t\r\n]")
-_NAME = r"(?P<name>[a-zA-Z0-9_.-]{1,128})"
-HEADS = {
-    # name[ARGS]{...}, with [CALL_ID] and an id between them, or name{...}
-    "named": re.compile(rf"\s*{_NAME}(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?\s*"),
-    # function<｜tool▁sep｜>name, and a block of JSON; in DeepSeek V3.1 name<｜tool▁sep｜>{...}
-    "deepseek": re.compile(rf"\s*(function<｜tool▁sep｜>)?{_NAME}\s*(<｜tool▁sep｜>)?\s*(```json)?\s*"),
-    # functions.name:number<|tool_call_argument_begin|>{...}
-    "kimi": re.compile(rf"\s*(functions\.)?{_NAME}(:\d+)?\s*(<\|tool_call_argument_begin\|>)?\s*"),
-}
-"""The texts before the arguments of a named call, by the reader."""
+NAME = r"(?P<name>[a-zA-Z0-9_.-]{1,128})"
+"""The name of a tool in the pattern of a `NamedCall`."""
 _NOT_IN_HEAD = re.compile(r"[^a-zA-Z0-9_.\-\[\]<>|｜▁`: \t\r\n]")
 _NAME_KEYS, _ARGUMENT_KEYS = ("name", "tool_name"), ("arguments", "parameters")
 MOST_HEAD = 256  # characters before the arguments
@@ -128,7 +120,8 @@ class JsonCall:
 
     def __init__(self, names: Collection[str], stop: str = "") -> None:
         self.state: CallState = "undecided"
-        self._names, self._stop = names, stop
+        self._names = names
+        self._stop = stop
         self._calls: list[ToolCall] = []
         self._phase: _CallPart = "begin"
         self._key = ""
@@ -142,14 +135,10 @@ class JsonCall:
         """Read `text` from `at` on. Returns the index after the last character read."""
         while at < len(text) and self.state in ("undecided", "open"):
             if self._arguments is not None:
-                at, piece = self._arguments.feed(text, at)
-                self._argue(piece)
-                if self._arguments.scan.is_done:
-                    if self._arguments.scan.is_stopped:
-                        self.state = "ended" if self.state == "open" else "failed"
-                    self._arguments, self._phase = None, "next"
+                at = self._read_arguments(self._arguments, text, at)
             elif self._scan is not None:
-                start, at = at, self._scan.feed(text, at)
+                start = at
+                at = self._scan.feed(text, at)
                 self._raw.append(text[start:at])
                 if self._scan.is_done:
                     self._take("".join(self._raw))
@@ -159,9 +148,20 @@ class JsonCall:
                 at = self._step(text[at], at)
         return at
 
+    def _read_arguments(self, arguments: "_Arguments", text: str, at: int) -> int:
+        at, piece = arguments.feed(text, at)
+        self._argue(piece)
+        if arguments.scan.is_stopped:
+            self.state = "ended" if self.state == "open" else "failed"
+        if arguments.scan.is_done:
+            self._arguments = None
+            self._phase = "next"
+        return at
+
     def take_pieces(self) -> list[ToolCall]:
         """Return the pieces of the call since the last `take_pieces`."""
-        calls, self._calls = self._calls, []
+        calls = self._calls
+        self._calls = []
         return calls
 
     def finish(self) -> None:
@@ -175,7 +175,9 @@ class JsonCall:
             case "begin", "{":
                 self._phase = "key"
             case (("key" | "next"), '"'):
-                self._phase, self._scan, self._raw = "key", JsonScan(), []
+                self._phase = "key"
+                self._scan = JsonScan()
+                self._raw = []
                 return at
             case (("key" | "next"), "}"):
                 self._end()
@@ -184,10 +186,15 @@ class JsonCall:
             case "colon", ":":
                 self._phase = "value"
             case "value", "{" if self._key in _ARGUMENT_KEYS and not self._has_arguments:
-                self._phase, self._arguments, self._has_arguments = "arguments", _Arguments(self._stop), True
+                self._phase, self._arguments, self._has_arguments = (
+                    "arguments",
+                    _Arguments(self._stop),
+                    True,
+                )
                 return at
             case "value", _:
-                self._scan, self._raw = JsonScan(), []
+                self._scan = JsonScan()
+                self._raw = []
                 return at
             case _:
                 self.state = "failed" if self.state == "undecided" else "done"
@@ -199,7 +206,8 @@ class JsonCall:
         self._scan = None
         value = decoded(text)
         if self._phase == "key":
-            self._key, self._phase = str(value), "colon"
+            self._key = str(value)
+            self._phase = "colon"
             is_known = self._key in (*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "tool_call_id", "type")
             if not is_known and self.state == "undecided":  # data would be lost
                 self.state = "failed"
@@ -214,7 +222,13 @@ class JsonCall:
         elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
             self._has_arguments = True
             inner = decoded(value) if isinstance(value, str) else None
-            self._argue(str(value).strip(BLANKS) if isinstance(inner, dict) else "{}" if value is None else text)
+            self._argue(
+                str(value).strip(BLANKS)
+                if isinstance(inner, dict)
+                else "{}"
+                if value is None
+                else text
+            )
 
     def _argue(self, piece: str) -> None:
         if self.state == "undecided":
@@ -229,11 +243,17 @@ class JsonCall:
 
 
 class NamedCall:
-    """A call with its name before its arguments, which are JSON. `kind` is one of `HEADS`."""
+    """A call with its name before its arguments, which are JSON.
 
-    def __init__(self, names: Collection[str], kind: str = "named") -> None:
+    Args:
+        names: of the tools.
+        head: the text before the arguments, with the group "name", as `NAME` has.
+    """
+
+    def __init__(self, names: Collection[str], head: re.Pattern[str]) -> None:
         self.state: CallState = "undecided"
-        self._names, self._form = names, HEADS[kind]
+        self._names = names
+        self._form = head
         self._head = ""
         self._calls: list[ToolCall] = []
         self._arguments = _Arguments("")
@@ -251,7 +271,8 @@ class NamedCall:
 
     def take_pieces(self) -> list[ToolCall]:
         """Return the pieces of the call since the last `take_pieces`."""
-        calls, self._calls = self._calls, []
+        calls = self._calls
+        self._calls = []
         return calls
 
     def finish(self) -> None:
@@ -276,20 +297,3 @@ class NamedCall:
         self.state = "open" if name in self._names else "failed"
         if self.state == "open":
             self._calls.append(ToolCall(name, ""))
-
-
-def is_json(text: str) -> bool:
-    """Return True if a text is a JSON value."""
-    try:
-        msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def decoded(text: str) -> object:
-    """Return the value of JSON text; a text that is not JSON stands for itself."""
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text

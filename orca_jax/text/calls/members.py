@@ -1,27 +1,19 @@
 """Readers of calls whose arguments are written one by one: in tags, or as in Python. They are given as JSON."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from orca_jax.text.calls.json_call import decoded, is_json
-from orca_jax.text.calls.parser import CallState, ToolCall
+from orca_jax.text.calls.offered import Schemas
+from orca_jax.text.calls.parser import CallState
+from orca_jax.text.calls.parts import ToolCall
+from orca_jax.text.calls.values import json_of_python, json_of_text, json_text, kinds_of
 from orca_jax.text.json_end import BLANKS
-
-Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the arguments of each tool, by its name."""
 
 MOST_NAME = 160  # characters up to the end of a name, with blanks
 _NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,128})\s*")
 _IN_PYTHON = re.compile(r"""["'()\[\]{},]""")
 _IN_STRING = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
-_PYTHON_TOKEN = re.compile(
-    r"""(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<bracket>[()])""", re.DOTALL
-)
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|.)", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class MembersCall:
@@ -37,7 +29,8 @@ class MembersCall:
 
     def take_pieces(self) -> list[ToolCall]:
         """Return the pieces of the call since the last `take_pieces`."""
-        calls, self._calls = self._calls, []
+        calls = self._calls
+        self._calls = []
         return calls
 
     def finish(self) -> None:
@@ -51,7 +44,8 @@ class MembersCall:
         name = "".join(self._written)
         match = _NAME.fullmatch(name)
         if found >= 0 and match is not None and match[1] in self._schemas:
-            self.state, self._schema = "open", self._schemas[match[1]]
+            self.state = "open"
+            self._schema = self._schemas[match[1]]
             self._calls.append(ToolCall(match[1], "{"))
             self._written = []
             return found + 1
@@ -71,39 +65,30 @@ class MembersCall:
 class Tags(NamedTuple):
     """The texts around the keys and values of a call."""
 
+    first: str  # before the name
     name_end: str  # a character
     key: str  # before a key
     value: str  # between a key, its end, and the value
-    key_end: str
     end: str  # after a value
     ends: tuple[str, ...]  # of a call; the last one ends all calls
-    has_lines: bool  # a value is on its own lines
-
-
-TAGS: Mapping[str, Tags] = {
-    "tagged": Tags(">", "<parameter=", ">", "", "</parameter>", ("</function>", "</tool_call>"), has_lines=True),
-    "seed": Tags(">", "<parameter=", ">", "", "</parameter>", ("</function>", "</seed:tool_call>"), has_lines=False),
-    "invoked": Tags(
-        '"', '<parameter name="', '">', "", "</parameter>", ("</invoke>", "</minimax:tool_call>"), has_lines=False
-    ),
-    "keyed": Tags("<", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", ("</tool_call>",), has_lines=False),
-}
-"""The tags of Qwen3-Coder, Seed-OSS, MiniMax-M2 and GLM-4.5, by the reader."""
+    key_end: str = ""
+    has_lines: bool = False  # a value is on its own lines
 
 
 class TaggedCall(MembersCall):
-    """A call in tags, from the name on: <parameter=KEY>VALUE</parameter> for each argument, or other `TAGS`.
+    """A call in tags, from the name on: <parameter=KEY>VALUE</parameter> for each argument, or other tags.
 
     The schema of the tool says if a value is a string or JSON. Text between the tags is left out.
     """
 
-    def __init__(self, schemas: Schemas, kind: str = "tagged") -> None:
+    def __init__(self, schemas: Schemas, tags: Tags) -> None:
         super().__init__(schemas)
-        self._tags = TAGS[kind]
-        self._all = (self._tags.key, *self._tags.ends)
+        self._tags = tags
+        self._all = (tags.key, *tags.ends)
         self._tag = ""  # the part of a tag that has arrived
         self._key: str | None = None
         self._is_value = False
+        self._kinds: dict[str, frozenset[str]] = {}  # types of the arguments so far
 
     def feed(self, text: str, at: int) -> int:
         """Read `text` from `at` on. Returns the index after the last character read."""
@@ -138,7 +123,8 @@ class TaggedCall(MembersCall):
         at, key = self._read_until(text, at, self._tags.value)
         if key is not None:
             key_end = self._tags.key_end
-            self._key, self._is_value = key.rstrip(BLANKS).removesuffix(key_end) if key_end else key, True
+            self._key = key.rstrip(BLANKS).removesuffix(key_end) if key_end else key
+            self._is_value = True
         return at
 
     def _read_value(self, text: str, at: int, key: str) -> int:
@@ -146,16 +132,24 @@ class TaggedCall(MembersCall):
         if value is not None:
             if self._tags.has_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            properties = self._schema.get("properties")
-            schema = properties.get(key) if isinstance(properties, Mapping) else None
-            self._add(f"{json_text(key)}: {json_of_text(value, schema)}")
+            self._add(f"{json_text(key)}: {json_of_text(value, self._kinds_of(key))}")
             self._key, self._is_value = None, False
         return at
+
+    def _kinds_of(self, key: str) -> frozenset[str]:
+        """The types of an argument, read once for all its values."""
+        properties = self._schema.get("properties")
+        if not isinstance(properties, Mapping) or key not in properties:
+            return frozenset()
+        if key not in self._kinds:
+            self._kinds[key] = kinds_of(properties[key])
+        return self._kinds[key]
 
     def _read_until(self, text: str, at: int, end: str) -> tuple[int, str | None]:
         """Read up to the end of `end`. Returns the index after the last character read, and the text before `end`."""
         keep = len(end) - 1
-        tail = "".join(self._written[-keep:])[-keep:] if keep else ""  # the end may have begun in earlier pieces
+        # the end may have begun in earlier pieces
+        tail = "".join(self._written[-keep:])[-keep:] if keep else ""
         found = (tail + text[at : at + keep]).find(end) - len(tail) + at
         if found < at - len(tail):
             found = text.find(end, at)
@@ -166,39 +160,6 @@ class TaggedCall(MembersCall):
         written = "".join([*self._written, text[at:stop]]).removesuffix(end)
         self._written = []
         return stop, written
-
-
-def json_of_text(text: str, schema: object) -> str:
-    """Return the JSON of a value written as plain text. Its schema says if it may be a string; else it is JSON."""
-    kinds = kinds_of(schema)
-    value = decoded(_WORDS.get(text, text))
-    kind = _kind_of(value)
-    is_text = isinstance(value, str) and (value == text or "string" in kinds)
-    if is_text and kinds and "string" not in kinds:
-        return json_of_python(text)  # templates of Seed-OSS write lists and objects so
-    if is_text or (kinds and kind not in kinds and "string" in kinds):
-        return json_text(text)
-    return _WORDS.get(text, text)
-
-
-def _kind_of(value: object) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "null")
-
-
-def kinds_of(schema: object) -> frozenset[str]:
-    """Return the types that a schema allows, as far as it names them; "integer" for "number", too."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    found: set[str] = set()
-    kind = schema.get("type")
-    found.update([kind] if isinstance(kind, str) else [one for one in kind or () if isinstance(one, str)])
-    for value in [schema["const"]] if "const" in schema else schema.get("enum") or ():
-        found.add(_kind_of(value))
-    for keyword in ("anyOf", "oneOf"):
-        for part in schema.get(keyword) or ():
-            found |= kinds_of(part)
-    return frozenset(found | {"integer"} if "number" in found else found)
 
 
 class PythonCall(MembersCall):
@@ -246,36 +207,10 @@ class PythonCall(MembersCall):
         return found.end(), ""
 
     def _add_argument(self) -> None:
-        written, self._written = "".join(self._written), []
+        written = "".join(self._written)
+        self._written = []
         key, equals, value = written.partition("=")
         if equals:
             self._add(f"{json_text(key.strip(BLANKS))}: {json_of_python(value.strip(BLANKS))}")
         elif written.strip(BLANKS):  # an argument without a name: broken, but the call's
             self._add(written)
-
-
-def json_text(text: str) -> str:
-    """Return the JSON of a text."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def json_of_python(text: str) -> str:
-    """Return the JSON of a literal of Python, or of JSON. A text that is neither is a string."""
-    translated = _PYTHON_TOKEN.sub(_translated, text)
-    return translated if is_json(translated) else json_text(text)
-
-
-def _translated(token: re.Match[str]) -> str:
-    if token["text"] is not None:
-        return json_text(_ESCAPE.sub(_unescaped, token["text"][1:-1]))
-    if token["word"] is not None:
-        return _WORDS.get(token["word"], token["word"])
-    return "[" if token["bracket"] == "(" else "]"
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    code = escape[1]
-    if code[0] in "xuU" and len(code) > 1:
-        number = int(code[1:], 16)
-        return chr(number) if number < 0x110000 else escape[0]
-    return _ESCAPES.get(code, code if code in "\\'\"/" else escape[0])

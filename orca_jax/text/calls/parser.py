@@ -9,30 +9,10 @@ left out. Each character is read a bounded number of times.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
+from orca_jax.text.calls.parts import OutputPart, ToolCall, joined
 from orca_jax.text.json_end import BLANKS
-
-
-class ToolCall(NamedTuple):
-    """One call, or a piece of one; `arguments` is JSON text of an object, or a piece of it.
-
-    A piece with a name begins a call. A piece without one continues the arguments of the call before it.
-    """
-
-    name: str | None
-    arguments: str
-
-
-class Reasoning(NamedTuple):
-    """A piece of what the model has written before its answer, without the tags around it."""
-
-    text: str
-
-
-type OutputPart = str | Reasoning | ToolCall
-"""A piece of the generated text by its role. Text of the answer is plain."""
 
 CallState = Literal["undecided", "open", "done", "ended", "failed"]
 """Of the reading of one call. "open": the name is known. "done": the call has ended; "ended": the end of all calls was
@@ -63,7 +43,7 @@ text names the reader of a call; "end" is the end of the calls."""
 
 
 @dataclass(frozen=True)
-class Dialect:
+class Syntax:
     """The syntax around calls. Blanks are allowed between all parts.
 
     A key of `markers` begins calls at any place in the text, and its value is the node after it. `start` is the node at
@@ -77,33 +57,42 @@ class Dialect:
 
 
 class CallParser:
-    """A parser for one dialect. `make` makes a reader of calls by its name in the dialect."""
+    """A parser of calls in one syntax. `make` makes a reader of calls by its name in the syntax."""
 
-    def __init__(self, dialect: Dialect, make: Callable[[str], CallReader]) -> None:
-        self._dialect, self._make = dialect, make
+    def __init__(self, syntax: Syntax, make: Callable[[str], CallReader]) -> None:
+        self._syntax = syntax
+        self._make = make
         self._starts = re.compile(
-            f"[{''.join(re.escape(one[0]) for one in dialect.markers)}]" if dialect.markers else "(?!)"
+            f"[{''.join(re.escape(one[0]) for one in syntax.markers)}]"
+            if syntax.markers
+            else "(?!)"
         )
-        self._markers = re.compile("|".join(map(re.escape, dialect.markers)) or r"(?!)")
+        self._markers = re.compile("|".join(map(re.escape, syntax.markers)) or r"(?!)")
         self._out = _Output()
-        self._held: list[str] = []  # undecided text of earlier pieces; it continues in this piece at `_from`
-        self._text, self._from, self._at = "", 0, 0
+        # undecided text of earlier pieces; it continues in this piece at `_from`
+        self._held: list[str] = []
+        self._text = ""
+        self._from = 0
+        self._at = 0
         self._literal = ""  # the part of a literal that has arrived
         self._reader: CallReader | None = None
         self._kind = ""  # the name of the reader, also after its call
         self._node: Mapping[str, Node] | None = None  # None: outside of calls
         self._is_after = False  # within the syntax after a call
-        if dialect.start is not None:
-            self._enter(dialect.start)
+        if syntax.start is not None:
+            self._enter(syntax.start)
 
     def push(self, text: str) -> Sequence[OutputPart]:
         """Add a piece of text, and return the decided text and calls."""
-        if self._node is None and self._reader is None:  # the held text is at most the beginning of a marker
+        # the held text is at most the beginning of a marker
+        if self._node is None and self._reader is None:
             if not self._held and self._out.is_plain and not self._starts.search(text):
                 return [text]  # the usual case
             text = "".join([*self._held, text])
             self._held.clear()
-        self._text, self._from, self._at = text, 0, 0
+        self._text = text
+        self._from = 0
+        self._at = 0
         while self._at < len(self._text):
             if self._reader is not None:
                 self._read(self._reader)
@@ -117,7 +106,9 @@ class CallParser:
 
     def finish(self) -> Sequence[OutputPart]:
         """Return the rest at the end of the text. The beginning of an end of calls is left out."""
-        self._text, self._from, self._at = "", 0, 0
+        self._text = ""
+        self._from = 0
+        self._at = 0
         if self._reader is not None:
             self._reader.finish()
             self._read(self._reader)
@@ -133,12 +124,13 @@ class CallParser:
         if found is None:
             self._at = len(text)
             self._release(
-                len(text) - max([_overlap(text, self._from, one) for one in self._dialect.markers], default=0)
+                len(text)
+                - max([_overlap(text, self._from, one) for one in self._syntax.markers], default=0)
             )
         else:
             self._release(found.start())
             self._at = found.end()
-            self._enter(self._dialect.markers[found[0]])
+            self._enter(self._syntax.markers[found[0]])
 
     def _follow(self, node: Mapping[str, Node]) -> None:
         """Match one character with the allowed literals."""
@@ -170,7 +162,9 @@ class CallParser:
             self._drop(self._at)
             self._node, self._is_after = None, False
         else:
-            self._reader, self._kind, self._is_after = self._make(node), node, False
+            self._reader = self._make(node)
+            self._kind = node
+            self._is_after = False
 
     def _read(self, reader: CallReader) -> None:
         self._at = reader.feed(self._text, self._at)
@@ -184,7 +178,7 @@ class CallParser:
             case "done" | "ended":
                 self._drop(self._at)
                 self._reader = None
-                self._node = self._dialect.after.get(self._kind) if reader.state == "done" else None
+                self._node = self._syntax.after.get(self._kind) if reader.state == "done" else None
                 self._is_after = self._node is not None
 
     def _rewind(self) -> None:
@@ -201,7 +195,9 @@ class CallParser:
 
     def _fail(self) -> None:
         """Treat the held text as text."""
-        self._reader, self._node, self._is_after = None, None, False
+        self._reader = None
+        self._node = None
+        self._is_after = False
         self._release(self._at)
 
     def _release(self, end: int) -> None:
@@ -235,7 +231,8 @@ class _Output:
             self._blanks.append(text)
             if not text.strip(BLANKS):
                 return
-            text, self._blanks = "".join(self._blanks), None
+            text = "".join(self._blanks)
+            self._blanks = None
         self._items.append(text)
 
     def call(self, call: ToolCall) -> None:
@@ -244,7 +241,8 @@ class _Output:
 
     def take_items(self) -> list[str | ToolCall]:
         """Return the items since the last `take_items`, with adjacent texts, and adjacent pieces of a call, joined."""
-        items, self._items = self._items, []
+        items = self._items
+        self._items = []
         return items if len(items) < 2 else joined(items)
 
     def finish(self) -> list[str | ToolCall]:
@@ -252,23 +250,6 @@ class _Output:
             self._items.append("".join(self._blanks))
         self._blanks = None
         return self.take_items()
-
-
-def joined(items: Sequence[str | ToolCall]) -> list[str | ToolCall]:
-    """Return the same output with adjacent texts, and adjacent pieces of a call, as one item each."""
-    whole: list[str | ToolCall] = []
-    for is_text, run in groupby(items, key=lambda item: isinstance(item, str)):
-        if is_text:
-            whole.append("".join([item for item in run if isinstance(item, str)]))
-            continue
-        calls: list[tuple[str | None, list[str]]] = []
-        for item in run:
-            assert isinstance(item, ToolCall), "the run has no text"
-            if item.name is not None or not calls:
-                calls.append((item.name, []))
-            calls[-1][1].append(item.arguments)
-        whole += [ToolCall(name, "".join(pieces)) for name, pieces in calls]
-    return whole
 
 
 def _overlap(text: str, start: int, marker: str) -> int:

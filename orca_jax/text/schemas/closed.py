@@ -7,19 +7,17 @@ Parts for the same object (`allOf`, `anyOf`, `oneOf`, `$ref`, and the schema aro
 them allows the names of all. If one of them sets `additionalProperties` to anything but false, all stay open.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from orca_jax.text.schemas.keywords import LISTS, MAPS, SINGLE, WrongSchemaError
+from orca_jax.text.schemas.keywords import LISTS, MAPS, SINGLE, NameBudget, SchemaTooLargeError
+from orca_jax.values.checks import whole_number
 
-MAX_NAMES = 100_000  # names that all parts together may get from others
 _SCHEMAS = (*SINGLE, "contains", "prefixItems")  # a schema, or a list of them
-
-
-class SchemaTooLargeError(WrongSchemaError):
-    """Parts of the schema have too many names together."""
 
 
 class OpenUnion(NamedTuple):
@@ -59,10 +57,12 @@ class _Closer:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.unions: list[OpenUnion] = []
         self._root = root
-        self._copies: dict[tuple[str, _Names], str] = {}  # reference and outer names -> key of `_added`
+        # reference and outer names -> key of `_added`
+        self._copies: dict[tuple[str, _Names], str] = {}
         self._added: dict[str, Any] = {}  # definitions closed together with outer names
         self._known: dict[int, _Names] = {}  # by the id of a schema
-        self._num_names = 0
+        self._spend = NameBudget().spend
+        self._numbers = itertools.count()  # of the copies' names
 
     def run(self) -> dict[str, Any]:
         found: dict[str, Any] = self._close(self._root, _NONE)
@@ -75,11 +75,15 @@ class _Closer:
         if not isinstance(schema, Mapping):
             return schema
         made = {key: self._inner(key, value) for key, value in schema.items()}
-        parts, own = list(_parts(schema)), _own_names(schema)
+        parts = list(_parts(schema))
+        own = _own_names(schema)
         if own == _NONE and len(parts) == 1 and "properties" not in schema:
-            total, rests = outer, [outer]
+            total = outer
+            rests = [outer]
         else:
-            total, rests = self._shares(outer, own, [self._union(schemas) for _, _, schemas in parts])
+            total, rests = self._shares(
+                outer, own, [self._union(schemas) for _, _, schemas in parts]
+            )
         for (key, index, schemas), rest in zip(parts, rests, strict=True):
             if key == "$ref":
                 made[key] = self._reference(schema[key], rest)
@@ -87,7 +91,11 @@ class _Closer:
                 made[key][index] = [self._close(one, rest) for one in schemas]
                 if key == "oneOf":
                     self.unions.append(OpenUnion(made, schema[key]))
-        if isinstance(schema.get("properties"), Mapping) and "additionalProperties" not in schema and not total.is_open:
+        if (
+            isinstance(schema.get("properties"), Mapping)
+            and "additionalProperties" not in schema
+            and not total.is_open
+        ):
             self._shut(made, total)
         return made
 
@@ -96,8 +104,12 @@ class _Closer:
         if key in MAPS and isinstance(value, Mapping):
             return {name: self._close(one, _NONE) for name, one in value.items()}
         if key in _SCHEMAS:
-            return [self._close(one, _NONE) for one in value] if isinstance(value, list) else self._close(value, _NONE)
-        return list(value) if key in LISTS and isinstance(value, list) else value
+            if isinstance(value, list):
+                return [self._close(one, _NONE) for one in value]
+            return self._close(value, _NONE)
+        if key in LISTS and isinstance(value, list):
+            return list(value)
+        return value
 
     def _shut(self, made: dict[str, Any], total: _Names) -> None:
         """Allow the names of all parts, and no others."""
@@ -114,11 +126,9 @@ class _Closer:
             return ref
         key = self._copies.get((ref, outer))
         if key is None:
-            taken = self._root.get("$defs")
+            taken = self._root.get("$defs", ())
             key = next(
-                name
-                for number in range(len(self._copies), len(self._copies) + len(taken or ()) + 1)
-                if (name := f"closed-{number}") not in (taken or ()) and name not in self._added
+                name for number in self._numbers if (name := f"closed-{number}") not in taken
             )
             self._copies[ref, outer] = key  # first, for schemas that refer to themselves
             self._added[key] = {}
@@ -148,31 +158,31 @@ class _Closer:
                 names = self._names(schema)
             self._spend(len(names.properties) + len(names.patterns))
             total = _Names(
-                total.properties | names.properties, total.patterns | names.patterns, total.is_open or names.is_open
+                total.properties | names.properties,
+                total.patterns | names.patterns,
+                total.is_open or names.is_open,
             )
         return total
 
-    def _shares(self, outer: _Names, own: _Names, parts: Sequence[_Names]) -> tuple[_Names, list[_Names]]:
+    def _shares(
+        self, outer: _Names, own: _Names, parts: Sequence[_Names]
+    ) -> tuple[_Names, list[_Names]]:
         """The names of all, and for each part the names of all others."""
-        given = (outer, own, *parts)
-        properties = Counter(name for one in given for name in one.properties)
-        patterns = Counter(name for one in given for name in one.patterns)
-        num_open = sum(one.is_open for one in given)
+        every = (outer, own, *parts)
+        properties = Counter(chain.from_iterable(one.properties for one in every))
+        patterns = Counter(chain.from_iterable(one.patterns for one in every))
+        num_open = sum(one.is_open for one in every)
         self._spend((len(properties) + len(patterns)) * len(parts))
-        rests = [
-            _Names(
-                frozenset(name for name, count in properties.items() if count > (name in one.properties)),
-                frozenset(name for name, count in patterns.items() if count > (name in one.patterns)),
-                num_open > one.is_open,
-            )
-            for one in parts
-        ]
+        rests = []
+        for one in parts:
+            in_others = _beside(properties, one.properties), _beside(patterns, one.patterns)
+            rests.append(_Names(*in_others, num_open > one.is_open))
         return _Names(frozenset(properties), frozenset(patterns), num_open > 0), rests
 
-    def _spend(self, num_names: int) -> None:
-        self._num_names += num_names
-        if self._num_names > MAX_NAMES:
-            raise SchemaTooLargeError("its parts have too many properties together")
+
+def _beside(counts: Counter[str], own: frozenset[str]) -> frozenset[str]:
+    """The names that others than one part have, from the counts of all."""
+    return frozenset(name for name, count in counts.items() if count > (name in own))
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any]]]:
@@ -181,7 +191,9 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any
         value = schema.get(key)
         if isinstance(value, list):
             if key == "allOf":
-                yield from ((key, slice(index, index + 1), [one]) for index, one in enumerate(value))
+                yield from (
+                    (key, slice(index, index + 1), [one]) for index, one in enumerate(value)
+                )
             else:
                 yield key, slice(None), value
     if isinstance(schema.get("$ref"), str):
@@ -190,13 +202,17 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any
 
 def _own_names(schema: Mapping[str, Any]) -> _Names:
     """The names in a schema itself, without its parts."""
-    required = schema.get("required")
-    listed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    patterns = schema.get("patternProperties")
-    properties = schema.get("properties")
+    names: set[str] = set()
+    patterns: frozenset[str] = frozenset()
+    if isinstance(listed := schema.get("required"), list):
+        names.update(name for name in listed if isinstance(name, str))
+    if isinstance(properties := schema.get("properties"), Mapping):
+        names.update(properties)
+    if isinstance(of_patterns := schema.get("patternProperties"), Mapping):
+        patterns = frozenset(of_patterns)
     return _Names(
-        frozenset([*(properties if isinstance(properties, Mapping) else ()), *listed]),
-        frozenset(patterns if isinstance(patterns, Mapping) else ()),
+        frozenset(names),
+        patterns,
         schema.get("additionalProperties", False) is not False or "unevaluatedProperties" in schema,
     )
 
@@ -208,8 +224,12 @@ def target_of(root: Mapping[str, Any], ref: str) -> Any:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and key in found:
             found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        elif (
+            isinstance(found, list)
+            and (index := whole_number(key)) is not None
+            and index < len(found)
+        ):
+            found = found[index]
         else:
             return None
     return found if ref.split("/")[0] == "#" else None

@@ -1,6 +1,7 @@
 """A JSON schema made ready for a grammar, with the names of all that the grammar does not enforce."""
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from orca_jax.text.schemas.closed import OpenUnion, closed
@@ -41,7 +42,9 @@ def prepared(schema: Mapping[str, Any]) -> PreparedSchema:
     for union in unions:
         if not check.is_exclusive(union.around["oneOf"], union.options):
             path = reader.unions[id(union.options)]
-            left_out[path] = "its schemas may match the same value: use anyOf, or give each a property with a constant"
+            left_out[path] = (
+                "its schemas may match the same value: use anyOf, or give each a property with a constant"
+            )
     for union in unions:  # after all comparisons, which read them
         _allow_any(union)
     check_depth(whole)
@@ -59,7 +62,7 @@ def _allow_any(union: OpenUnion) -> None:
 def _check_nesting(schema: object) -> None:
     level = [schema]
     for _ in range(MAX_NESTING):
-        level = [part for outer in level for part in _parts(outer)]
+        level = [*chain.from_iterable(map(_parts, level))]
         if not level:
             return
     raise WrongSchemaError(f"it is nested more than {MAX_NESTING} levels deep")
@@ -68,4 +71,6 @@ def _check_nesting(schema: object) -> None:
 def _parts(value: object) -> Collection[object]:
     if isinstance(value, Mapping):
         return value.values()
-    return value if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return value
+    return ()

@@ -1,5 +1,7 @@
 """Reads a JSON schema as generators write it into one with the keywords that a grammar enforces, and no others."""
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +15,8 @@ from orca_jax.text.schemas.keywords import (
     TYPES,
     UNENFORCEABLE,
     UPPER,
+    MultipleBudget,
+    NameBudget,
     UnenforceableError,
     WrongSchemaError,
     exact,
@@ -20,9 +24,11 @@ from orca_jax.text.schemas.keywords import (
     plain_pattern,
 )
 from orca_jax.text.schemas.names import evaluated_names, restrict_counts, restrict_names
-from orca_jax.text.schemas.references import Path, References, safe_name
+from orca_jax.text.schemas.references import Path, References, SchemaPlace, safe_name
 
-MAX_OPTIONAL = 490  # properties of an object that may be left out: more exceed a limit of steps at its begin
+# properties of an object that may be left out: more exceed a limit of steps at its begin
+MAX_OPTIONAL = 490
+_SETTLED = UNENFORCEABLE | {"propertyNames"}  # read after the keywords beside them
 
 
 class SchemaReader:
@@ -36,14 +42,19 @@ class SchemaReader:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.left_out: dict[str, str] = {}
+        self._multiples = MultipleBudget()
         self.annotations: dict[str, None] = {}
         self.unions: dict[int, str] = {}
         self._root = root
-        self._is_old = any([draft in str(root.get("$schema")) for draft in ("draft-0", "2019-09")])
+        is_old = any([draft in str(root.get("$schema")) for draft in ("draft-0", "2019-09")])
         self._references = References(root)
         self._names: dict[Path, str] = {}  # of definitions, by the path of their schema
         self._pending: list[tuple[str, Path, Any]] = []
         self._defs: dict[str, Any] = {}
+        self._budget = NameBudget()
+        # schemas of `propertyNames` that are referred to
+        self._schemas_of_names: dict[Path, Any] = {}
+        self._num_names: Counter[str] = Counter()  # further names made of each name
         self._readers: dict[str, Callable[[dict[str, Any], str, Any, Path], None]] = {
             **dict.fromkeys(("properties", "patternProperties"), self._read_map),
             **dict.fromkeys((*LISTS, "prefixItems"), self._read_list),
@@ -51,7 +62,8 @@ class SchemaReader:
             "additionalItems": self._read_additional,
             "items": self._read_items,
             **dict.fromkeys(COUNTS, _read_count),
-            **dict.fromkeys((*LOWER, *UPPER, "multipleOf"), _read_number),
+            **dict.fromkeys((*LOWER, *UPPER), _read_number),
+            "multipleOf": self._read_multiple,
             "const": _read_value,
             "enum": _read_values,
             "type": _read_type,
@@ -60,6 +72,8 @@ class SchemaReader:
             "format": self._read_format,
             "$ref": self._read_reference,
         }
+        if is_old:
+            del self._readers["prefixItems"]
 
     def read(self) -> dict[str, Any]:
         """Return the schema, with the definitions that it uses in `$defs`.
@@ -73,7 +87,9 @@ class SchemaReader:
         while self._pending:
             name, path, schema = self._pending.pop()
             self._defs[name] = self._schema(schema, path)
-        return {**made, "$defs": self._defs} if self._defs else made
+        if not self._defs:
+            return made
+        return {**made, "$defs": self._defs}
 
     def _schema(self, schema: Any, path: Path) -> Any:
         if isinstance(schema, bool):
@@ -81,24 +97,21 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise WrongSchemaError(f"{dotted(path)} must be a schema: an object, true or false")
         made: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for key, value in schema.items():
-            if (value is None and key != "const") or key in ANNOTATIONS or key.startswith("x-"):
-                continue
-            if key == "additionalItems" and not isinstance(schema.get("items"), list):
-                continue
-            if key in self._readers and not (key == "prefixItems" and self._is_old):
-                self._read_keyword(made, key, value, (*path, key))
-            elif key in UNENFORCEABLE or key == "propertyNames":
-                others[key] = value
-            elif key not in COMPANIONS:
+        keys = [key for key, value in schema.items() if not _has_no_effect(key, value, schema)]
+        for key in keys:
+            if key in self._readers:
+                self._read_keyword(made, key, schema[key], (*path, key))
+            elif key not in COMPANIONS and key not in _SETTLED:
                 self.annotations[dotted((*path, key))] = None
-        for key, value in others.items():
-            self._settle(made, schema, key, value, (*path, key))
+        for key in keys:
+            if key in _SETTLED and key not in self._readers:
+                self._settle(made, schema, key, schema[key], (*path, key))
         _check_width(made, path)
         for key in restrict_counts(made):
             self.left_out[dotted((*path, key))] = f"a grammar cannot enforce {key} here"
-        return False if "not" in made else made
+        if "not" in made:
+            return False
+        return made
 
     def _read_keyword(self, made: dict[str, Any], key: str, value: Any, path: Path) -> None:
         try:
@@ -107,7 +120,16 @@ class SchemaReader:
             self.left_out[dotted(path)] = str(error)
         except WrongSchemaError as error:
             text = str(error)
-            raise WrongSchemaError(f"{dotted(path)} {text}" if text.startswith("must be") else text) from None
+            if text.startswith("must be"):
+                text = f"{dotted(path)} {text}"
+            raise WrongSchemaError(text) from None
+
+    def _read_multiple(self, made: dict[str, Any], key: str, value: Any, path: Path) -> None:
+        number = number_of(key, value)
+        if number <= 0:
+            raise WrongSchemaError("must be larger than 0")
+        self._multiples.spend(number)
+        made[key] = number
 
     def _read_map(self, made: dict[str, Any], key: str, value: Any, path: Path) -> None:
         if not isinstance(value, Mapping):
@@ -147,6 +169,8 @@ class SchemaReader:
             self._read_single(made, key, value, path)
 
     def _read_format(self, made: dict[str, Any], key: str, value: Any, path: Path) -> None:
+        if not isinstance(value, str):
+            raise WrongSchemaError("must be the name of a format")
         if value in FORMATS:
             made[key] = value
         else:
@@ -165,14 +189,16 @@ class SchemaReader:
         made[key] = f"#/$defs/{name}"
 
     def _new_name(self, wanted: str) -> str:
-        name, number = wanted, 1
+        name = wanted
         while name in self._defs:
-            number += 1
-            name = f"{wanted}-{number}"
+            self._num_names[wanted] += 1
+            name = f"{wanted}-{self._num_names[wanted] + 1}"
         self._defs[name] = {}
         return name
 
-    def _settle(self, made: dict[str, Any], schema: Mapping[str, Any], key: str, value: Any, path: Path) -> None:
+    def _settle(
+        self, made: dict[str, Any], schema: Mapping[str, Any], key: str, value: Any, path: Path
+    ) -> None:
         """Add what a keyword means for a grammar to the schema, or leave it out."""
         if self._has_no_effect(made, schema, key, value):
             return
@@ -187,7 +213,9 @@ class SchemaReader:
         if not is_settled:
             self.left_out.setdefault(dotted(path), f"a grammar cannot enforce {key}")
 
-    def _has_no_effect(self, made: Mapping[str, Any], schema: Mapping[str, Any], key: str, value: Any) -> bool:
+    def _has_no_effect(
+        self, made: Mapping[str, Any], schema: Mapping[str, Any], key: str, value: Any
+    ) -> bool:
         match key:
             case "uniqueItems":
                 return value is False or made.get("maxItems", 2) <= 1
@@ -205,17 +233,25 @@ class SchemaReader:
 
     def _restrict(self, made: dict[str, Any], value: Any, path: Path) -> bool:
         """Enforce `propertyNames`; False if it cannot be."""
-        known = set(self.left_out)
+        num_left_out = len(self.left_out)
         try:
-            place = self._references.find(value["$ref"]) if isinstance(value, Mapping) and "$ref" in value else None
+            place = None
+            if isinstance(value, Mapping) and "$ref" in value:
+                place = self._references.find(value["$ref"])
         except UnenforceableError:
             return False
-        names = self._schema(value if place is None else place.schema, path if place is None else place.path)
-        if set(self.left_out) != known or (place is not None and len(value) > 1):
+        names = self._schema(value, path) if place is None else self._names_at(place)
+        if len(self.left_out) != num_left_out or (place is not None and len(value) > 1):
             return False
         if isinstance(names, dict) and names.pop("format", None) is not None:
             self.annotations[dotted((*path, "format"))] = None
-        return restrict_names(made, names, self._shared)
+        return restrict_names(made, names, self._shared, self._budget)
+
+    def _names_at(self, place: SchemaPlace) -> Any:
+        """The schema of names at a place, read once."""
+        if place.path not in self._schemas_of_names:
+            self._schemas_of_names[place.path] = self._schema(place.schema, place.path)
+        return copy.copy(self._schemas_of_names[place.path])
 
     def _shared(self, schema: Any) -> Any:
         """Return a reference to a schema that is used several times."""
@@ -225,7 +261,9 @@ class SchemaReader:
         self._defs[name] = schema
         return {"$ref": f"#/$defs/{name}"}
 
-    def _settle_unevaluated(self, made: dict[str, Any], schema: Mapping[str, Any], key: str, path: Path) -> bool:
+    def _settle_unevaluated(
+        self, made: dict[str, Any], schema: Mapping[str, Any], key: str, path: Path
+    ) -> bool:
         """Enforce `unevaluatedProperties` and `unevaluatedItems` by their plain relatives; False if it cannot be."""
         plain = "items" if key == "unevaluatedItems" else "additionalProperties"
         if not any([part in made for part in (*LISTS, "$ref")]):
@@ -233,7 +271,7 @@ class SchemaReader:
             return True
         if plain == "items" or schema[key] is not False:
             return False
-        names = evaluated_names(schema, self._references)
+        names = evaluated_names(schema, self._references, self._budget)
         if names is None:
             return False
         made["properties"] = {
@@ -246,10 +284,16 @@ class SchemaReader:
 
 def _check_width(made: Mapping[str, Any], path: Path) -> None:
     required = frozenset(made.get("required", ()))
-    optional = [name for name, one in made.get("properties", {}).items() if name not in required and one is not False]
+    optional = [
+        name
+        for name, one in made.get("properties", {}).items()
+        if name not in required and one is not False
+    ]
     if len(optional) > MAX_OPTIONAL:
         what = f"has {len(optional)} properties that may be left out; a grammar takes at most {MAX_OPTIONAL}"
-        raise WrongSchemaError(f"{dotted(path)} {what}: list them in required, or put them into objects of their own")
+        raise WrongSchemaError(
+            f"{dotted(path)} {what}: list them in required, or put them into objects of their own"
+        )
 
 
 def dotted(path: Path) -> str:
@@ -267,8 +311,6 @@ def _read_count(made: dict[str, Any], key: str, value: Any, path: Path) -> None:
 def _read_number(made: dict[str, Any], key: str, value: Any, path: Path) -> None:
     is_flag = key.startswith("exclusive") and isinstance(value, bool)  # of draft 4
     made[key] = value if is_flag else number_of(key, value)
-    if key == "multipleOf" and made[key] <= 0:
-        raise WrongSchemaError("must be larger than 0")
 
 
 def _read_value(made: dict[str, Any], key: str, value: Any, path: Path) -> None:
@@ -286,7 +328,7 @@ def _read_type(made: dict[str, Any], key: str, value: Any, path: Path) -> None:
     for name in names:
         if not isinstance(name, str) or name not in TYPES:
             raise WrongSchemaError(f"must be one of {', '.join(TYPES)}, got {str(name)[:100]!r}")
-    made[key] = value
+    made[key] = list(dict.fromkeys(value)) if isinstance(value, list) else value
 
 
 def _read_required(made: dict[str, Any], key: str, value: Any, path: Path) -> None:
@@ -301,3 +343,10 @@ def _read_pattern(made: dict[str, Any], key: str, value: Any, path: Path) -> Non
     if not isinstance(value, str):
         raise WrongSchemaError("must be a regular expression")
     made[key] = plain_pattern(value)
+
+
+def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """True for keys that say nothing about values, and for those that others make void."""
+    if key == "additionalItems":
+        return value is None or not isinstance(schema.get("items"), list)
+    return (value is None and key != "const") or key in ANNOTATIONS or key.startswith("x-")

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from orca_jax.text.schemas.keywords import ANNOTATIONS, LISTS, MAPS, SINGLE, UnenforceableError, WrongSchemaError
+from orca_jax.text.schemas.keywords import (
+    ANNOTATIONS,
+    LISTS,
+    MAPS,
+    SINGLE,
+    UnenforceableError,
+    WrongSchemaError,
+)
+from orca_jax.values.checks import whole_number
 
 MAX_DEPTH = 512  # schemas inside each other, along references that lead from one to the next
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -27,7 +35,8 @@ class References:
         self._root = root
         self._found: dict[str, SchemaPlace] = {}
         self._anchors: dict[str, SchemaPlace] | None = None
-        self._has_parts = False  # a schema inside has an `$id`, and references mean other places in it
+        # a schema inside has an `$id`, and references mean other places in it
+        self._has_parts = False
 
     def find(self, ref: object) -> SchemaPlace:
         """Return the place of a reference, at the end of a chain of references alone.
@@ -38,24 +47,27 @@ class References:
         """
         if not isinstance(ref, str):
             raise WrongSchemaError("must be a string")
-        seen: set[str] = set()
+        chain: dict[str, None] = {}
         while ref not in self._found:
             place = self._place(ref)
             follows = _reference_alone(place.schema)
             if follows is None:
                 self._found[ref] = place
                 break
-            if ref in seen:
+            if ref in chain:
                 raise WrongSchemaError(f"no text can match it: {ref[:100]!r} leads to itself")
-            seen.add(ref)
+            chain[ref] = None
             ref = follows
-        return self._found[ref]
+        found = self._found[ref]
+        self._found.update(dict.fromkeys(chain, found))
+        return found
 
     def _place(self, ref: str) -> SchemaPlace:
         if self._anchors is None:
             self._anchors = self._read_anchors()
-        own = self._root.get("$id")
-        inner = ref.removeprefix(own.partition("#")[0]) if isinstance(own, str) else ref
+        inner = ref
+        if isinstance(own := self._root.get("$id"), str):
+            inner = ref.removeprefix(own.partition("#")[0])
         if self._has_parts or not (inner.startswith("#") or (inner != ref and not inner)):
             raise UnenforceableError("it leads out of the schema")
         pointer = unquote(inner[1:])
@@ -68,8 +80,12 @@ class References:
         for key in path:
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
+            elif (
+                isinstance(found, list)
+                and (index := whole_number(key)) is not None
+                and index < len(found)
+            ):
+                found = found[index]
             else:
                 raise WrongSchemaError(f"{ref[:100]!r} leads nowhere")
         return SchemaPlace(path, found)
@@ -84,12 +100,15 @@ class References:
                     anchors[name] = place
             for key in ("$id", "id"):
                 name = place.schema.get(key)
-                if place.path and isinstance(name, str):
-                    if name.startswith("#"):  # an anchor in older drafts
-                        anchors[name[1:]] = place
-                    else:
-                        self._has_parts = True
-            pending += [SchemaPlace((*place.path, *path), schema) for path, schema in _inner(place.schema)]
+                if not place.path or not isinstance(name, str):
+                    continue
+                if name.startswith("#"):  # an anchor in older drafts
+                    anchors[name[1:]] = place
+                else:
+                    self._has_parts = True
+            pending += [
+                SchemaPlace((*place.path, *path), schema) for path, schema in _inner(place.schema)
+            ]
         return anchors
 
 
@@ -117,9 +136,9 @@ def check_depth(root: Mapping[str, Any]) -> None:
         edges[name] = [ref for ref in dict.fromkeys(refs) if ref in units]
     depths: dict[str, int] = {}  # of complete circles, and of all that they lead to
     for circle in _circles(edges):  # those that others lead to come first
-        inside = set(circle)
-        below = [depths[ref] for name in circle for ref in edges[name] if ref not in inside]
-        depth = sum([sizes[name] for name in circle]) + max(below, default=0)
+        below = set().union(*[edges[name] for name in circle]) - set(circle)
+        depth = sum([sizes[name] for name in circle])
+        depth += max([depths[ref] for ref in below], default=0)
         if depth > MAX_DEPTH:
             raise WrongSchemaError(f"its references lead more than {MAX_DEPTH} levels deep")
         depths.update(dict.fromkeys(circle, depth))
@@ -131,29 +150,37 @@ def _circles(edges: Mapping[str, list[str]]) -> Iterator[list[str]]:
     lowest: dict[str, int] = {}
     path: list[str] = []
     open_names: set[str] = set()
-    for start in edges:
-        pending = [(start, iter(edges[start]))] if start not in number else []
-        while pending:
-            name, rest = pending[-1]
-            if name not in number:
-                number[name] = lowest[name] = len(number)
-                path.append(name)
-                open_names.add(name)
-            for ref in rest:
-                if ref not in number:
-                    pending.append((ref, iter(edges[ref])))
-                    break
-                if ref in open_names:
-                    lowest[name] = min(lowest[name], number[ref])
-            else:
-                pending.pop()
-                if pending:
-                    lowest[pending[-1][0]] = min(lowest[pending[-1][0]], lowest[name])
-                if lowest[name] == number[name]:
-                    at = path.index(name)
-                    yield path[at:]
-                    open_names.difference_update(path[at:])
-                    del path[at:]
+    top = ""  # leads to all others, and is in no circle
+    pending = [(top, iter(edges))]
+    while pending:
+        name, rest = pending[-1]
+        if name not in number:
+            number[name] = lowest[name] = len(number)
+            path.append(name)
+            open_names.add(name)
+        for ref in rest:
+            if ref not in number:
+                pending.append((ref, iter(edges[ref])))
+                break
+            if ref in open_names:
+                lowest[name] = min(lowest[name], number[ref])
+        else:
+            pending.pop()
+            if name == top:
+                return
+            above = pending[-1][0]
+            lowest[above] = min(lowest[above], lowest[name])
+            if lowest[name] == number[name]:
+                yield _taken_from(path, name, open_names)
+
+
+def _taken_from(path: list[str], name: str, open_names: set[str]) -> list[str]:
+    """Take the end of a path from a name on, and return it in any order."""
+    taken = [path.pop()]
+    while taken[-1] != name:
+        taken.append(path.pop())
+    open_names.difference_update(taken)
+    return taken
 
 
 def _levels(schema: Any, refs: list[str]) -> int:
@@ -172,11 +199,15 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]
     for key, value in schema.items():
         if isinstance(value, Mapping):
             if key in MAPS or key == "dependentSchemas":
-                yield from (((key, name), one) for name, one in value.items() if isinstance(one, Mapping))
+                yield from (
+                    ((key, name), one) for name, one in value.items() if isinstance(one, Mapping)
+                )
             elif key in SINGLE or key in ("contains", "not", "if", "then", "else", "propertyNames"):
                 yield (key,), value
         elif isinstance(value, list) and key in (*LISTS, "items", "prefixItems"):
-            yield from (((key, str(at)), one) for at, one in enumerate(value) if isinstance(one, Mapping))
+            yield from (
+                ((key, str(at)), one) for at, one in enumerate(value) if isinstance(one, Mapping)
+            )
 
 
 def _reference_alone(schema: Any) -> str | None:

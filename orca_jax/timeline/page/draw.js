@@ -3,6 +3,7 @@
 export const LABEL = 44; // pixels left of the chart, for the numbers of requests
 const AXIS = 18; // pixels below the chart, for a line of numbers
 const MAX_ROW = 18;
+const LEAST_TEXT = 8; // pixels of a number beside a row
 const THIN_ROW = 4; // below this height, rows have no room for different shapes
 export const MIN_ROW = 3;
 const NUM_COLORS = 6;
@@ -70,13 +71,14 @@ export function layoutOf({ width, height }, numRows, { lines = 1, top = 0, scrol
  *
  * rows: [{label, color, spans: [{kind, first, last, tokens}], open: {kind, first} | null, end}] with columns as numbers;
  * `spans` are in order, `open` is a wait without an end, `end` the last column of a request that has ended.
- * view: {scale, until, layout, cursor: {row, column} | null, bars}; nothing is drawn from column `until` on, and
- * `bars(column)`, if there is one, has the tokens [increments, prefill, waste] of an iteration, for a bar above the rows.
+ * view: {scale, until, end, layout, cursor: {row, column} | null, bars}; nothing is drawn from column `until` on but the
+ * axis, which goes on to `end` if it is given; `bars(column)`, if there is one, has the tokens [increments, prefill, waste]
+ * of an iteration, for a bar above the rows.
  */
 export function drawChart({ context }, rows, view, theme) {
   const { layout, scale } = view;
   const visible = { first: scale.columnAt(layout.left), last: Math.min(scale.columnAt(layout.right), view.until - 1) };
-  drawAxis(context, layout, scale.ticks(layout, view.until), theme);
+  drawAxis(context, layout, scale.ticks(layout, view.end ?? view.until), theme);
   context.save();
   context.beginPath();
   context.rect(layout.left, 0, Math.max(0, scale.right(view.until - 1) - layout.left), layout.bottom);
@@ -267,10 +269,11 @@ function drawBars(context, { layout, scale, bars }, visible, theme) {
 }
 
 function drawLabels(context, layout, rows, theme) {
-  context.font = "11px system-ui, sans-serif";
+  const size = Math.max(LEAST_TEXT, Math.min(11, layout.row));
+  context.font = `${size}px system-ui, sans-serif`;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  const every = Math.max(1, Math.ceil(14 / layout.row));
+  const every = Math.max(1, Math.ceil(LEAST_TEXT / layout.row));
   for (let index = layout.first; index <= layout.last; index++) {
     const y = layout.y(index);
     context.fillStyle = theme.colors[rows[index].color];

@@ -6,7 +6,8 @@ from random import Random
 from demo.tasks.example import Conversation, Example
 from demo.tasks.words import first_name, wording, words
 
-DAYS, MONTHS = words("days"), words("months")
+DAYS = words("days")
+MONTHS = words("months")
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 _UNITS = {
@@ -24,9 +25,11 @@ def _count(number: int, unit: str) -> str:
 
 def later(random: Random) -> Conversation:
     """A time of the day some minutes or hours later."""
-    hour, minute = random.randint(0, 20), random.choice((random.randint(0, 59), 5 * random.randint(0, 11)))
+    hour = random.randint(0, 20)
+    minute = random.choice((random.randint(0, 59), 5 * random.randint(0, 11)))
     hours, minutes = random.choice(((0, 5), (0, 1), (1, 5), (1, 0), (2, 5)))
-    hours, minutes = hours and random.randint(1, 3), minutes and minutes * random.randint(1, 55 // minutes)
+    hours = hours and random.randint(1, 3)
+    minutes = minutes and minutes * random.randint(1, 55 // minutes)
     shown = []
     total = minute + minutes
     if minutes:
@@ -36,7 +39,9 @@ def later(random: Random) -> Conversation:
     carried = hours + total // 60
     if carried:
         shown.append(f"{hour} + {carried} = {hour + carried}.")
-    lasts = " and ".join(_count(n, unit) for n, unit in ((hours, "hours"), (minutes, "minutes")) if n)
+    lasts = " and ".join(
+        _count(n, unit) for n, unit in ((hours, "hours"), (minutes, "minutes")) if n
+    )
     text = wording(random, "later").format(t=f"{hour}:{minute:02}", d=lasts, n=first_name(random))
     end = (hour + carried) % 24
     if hour + carried >= 24:
@@ -46,7 +51,8 @@ def later(random: Random) -> Conversation:
 
 def between(random: Random) -> Conversation:
     """The minutes between two times in the same hour."""
-    hour, first = random.randint(0, 23), random.randint(0, 50)
+    hour = random.randint(0, 23)
+    first = random.randint(0, 50)
     last = random.randint(first + 1, 59)
     text = wording(random, "between").format(a=f"{hour}:{first:02}", b=f"{hour}:{last:02}")
     minutes = last - first
@@ -55,7 +61,8 @@ def between(random: Random) -> Conversation:
 
 def weekday(random: Random) -> Conversation:
     """A day of the week some days later or earlier, counted day by day."""
-    start, days = random.randrange(7), random.randint(1, 7)
+    start = random.randrange(7)
+    days = random.randint(1, 7)
     sign = -1 if random.random() < 0.35 else 1
     counted = [DAYS[(start + sign * day) % 7] for day in range(1, days + 1)]
     text = wording(random, "weekday after" if sign > 0 else "weekday before")

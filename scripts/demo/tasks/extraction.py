@@ -5,7 +5,15 @@ from functools import cache
 from random import Random
 
 from demo.tasks.example import Conversation, Example, as_json
-from demo.tasks.words import first_name, full_name, invented_name, sections, with_articles, wording, words
+from demo.tasks.words import (
+    first_name,
+    full_name,
+    invented_name,
+    sections,
+    with_articles,
+    wording,
+    words,
+)
 
 Value = str | int
 
@@ -37,11 +45,15 @@ VALUES: dict[str, Callable[[Random], Value]] = {
     "job": _pick("jobs"),
     "item": _pick("things"),
     "quantity": _number(2, 60),
-    "price": lambda random: random.randint(2, 99) if random.random() < 0.7 else random.randint(100, 999),
+    "price": lambda random: (
+        random.randint(2, 99) if random.random() < 0.7 else random.randint(100, 999)
+    ),
     "event": _pick("events"),
     "place": _pick("places"),
     "day": _pick("days"),
-    "time": lambda random: f"{random.randint(7, 22)}:{random.choice((0, 15, 30, 45, random.randint(0, 59))):02}",
+    "time": lambda random: (
+        f"{random.randint(7, 22)}:{random.choice((0, 15, 30, 45, random.randint(0, 59))):02}"
+    ),
     "phone": lambda random: f"555-{random.randint(0, 9999):04}",
     "title": lambda random: "The " + " ".join(random.sample(words("titles"), 2)),
     "year": _number(1900, 2025),
@@ -57,8 +69,11 @@ VALUES: dict[str, Callable[[Random], Value]] = {
 @cache
 def forms() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
     """The fields and the texts of each kind of forms.txt."""
-    kinds = sections("forms.txt").values()
-    return tuple((tuple(kind[0].split()[1:]), tuple(line.removeprefix("- ") for line in kind[1:])) for kind in kinds)
+    found = []
+    for head, *lines in sections("forms.txt").values():
+        texts = [line.removeprefix("- ") for line in lines]
+        found.append((tuple(head.split()[1:]), tuple(texts)))
+    return tuple(found)
 
 
 def extract(random: Random) -> Conversation:

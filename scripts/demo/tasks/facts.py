@@ -9,7 +9,8 @@ from typing import NamedTuple
 from demo.tasks.example import Conversation, Example
 from demo.tasks.words import sections, wording
 
-HELD_OUT = Path(__file__).parent / "held_out_questions.txt"  # "name of the fact: question" on each line
+# "name of the fact: question" on each line
+HELD_OUT = Path(__file__).parent / "held_out_questions.txt"
 
 _SYNONYMS = {
     "How do I": (
@@ -49,7 +50,11 @@ def facts() -> dict[str, Fact]:
     """The facts of facts.txt by name."""
     found = {}
     for name, lines in sections("facts.txt").items():
-        terms = next(line for line in lines if line.startswith("term: ")).removeprefix("term: ").split(" | ")
+        terms = (
+            next(line for line in lines if line.startswith("term: "))
+            .removeprefix("term: ")
+            .split(" | ")
+        )
         answers = tuple(line.removeprefix("= ") for line in lines if line.startswith("= "))
         questions = tuple(line.removeprefix("- ") for line in lines if line.startswith("- "))
         found[name] = Fact(name, tuple(terms), answers, questions)
@@ -59,7 +64,8 @@ def facts() -> dict[str, Fact]:
 def held_out_questions() -> list[tuple[str, str]]:
     """The facts and questions of the test, written by hand; no training has them."""
     lines = HELD_OUT.read_text(encoding="utf-8").splitlines()
-    return [(name, question) for name, _, question in (line.partition(": ") for line in lines if line.strip())]
+    parts = [line.partition(": ") for line in lines if line.strip()]
+    return [(name, question) for name, _, question in parts]
 
 
 @cache
@@ -103,7 +109,10 @@ def _without_a_word(random: Random, text: str) -> str:
 def _mistyped(random: Random, text: str) -> str:
     place = random.randrange(len(text) - 1)
     return random.choice(
-        (text[:place] + text[place + 1 :], text[:place] + text[place + 1] + text[place] + text[place + 2 :])
+        (
+            text[:place] + text[place + 1 :],
+            text[:place] + text[place + 1] + text[place] + text[place + 2 :],
+        )
     )
 
 

@@ -10,7 +10,9 @@ def sort_numbers(random: Random) -> Conversation:
     """Numbers to sort."""
     numbers = random.sample(range(1, 100), random.randint(3, 6))
     is_down = random.random() < 0.35
-    text = wording(random, "descending" if is_down else "ascending").format(q=", ".join(map(str, numbers)))
+    text = wording(random, "descending" if is_down else "ascending").format(
+        q=", ".join(map(str, numbers))
+    )
     return (Example(text, ", ".join(map(str, sorted(numbers, reverse=is_down)))),)
 
 
@@ -27,14 +29,20 @@ def extreme(random: Random) -> Conversation:
     numbers = random.sample(range(1, 100), random.randint(2, 5))
     is_largest = random.random() < 0.5
     result = max(numbers) if is_largest else min(numbers)
-    text = wording(random, "largest" if is_largest else "smallest").format(q=", ".join(map(str, numbers)))
-    return (Example(text, f"The {'largest' if is_largest else 'smallest'} number is {result}.", result),)
+    text = wording(random, "largest" if is_largest else "smallest").format(
+        q=", ".join(map(str, numbers))
+    )
+    return (
+        Example(text, f"The {'largest' if is_largest else 'smallest'} number is {result}.", result),
+    )
 
 
 def count_to(random: Random) -> Conversation:
     """Numbers in steps, up or down."""
     step = random.choice((1, 1, 1, 2, 5, 10))
-    first = random.choice((1, 1, random.randint(2, 40))) if step == 1 else step * random.randint(1, 4)
+    first = (
+        random.choice((1, 1, random.randint(2, 40))) if step == 1 else step * random.randint(1, 4)
+    )
     last = first + step * random.randint(3, 10)
     numbers = list(range(first, last + 1, step))
     by = {1: "", 2: " by twos", 5: " by fives", 10: " by tens"}[step]
@@ -62,4 +70,6 @@ def count_one(random: Random) -> Conversation:
     count = chosen.count(wanted)
     shown = ", ".join(f"{wanted} {number}" for number in range(1, count + 1))
     text = wording(random, "one item").format(w=wanted, q=", ".join(chosen))
-    return (Example(text, f"{shown}. It appears {count} {'time' if count == 1 else 'times'}.", count),)
+    return (
+        Example(text, f"{shown}. It appears {count} {'time' if count == 1 else 'times'}.", count),
+    )

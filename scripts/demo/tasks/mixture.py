@@ -39,7 +39,9 @@ def _draw(random: Random, tasks: Mapping[Task, float]) -> Conversation:
 
 def one(random: Random) -> Conversation:
     """One task for training."""
-    (group,) = random.choices(list(TASKS), weights=[sum(tasks.values()) for tasks in TASKS.values()])
+    (group,) = random.choices(
+        list(TASKS), weights=[sum(tasks.values()) for tasks in TASKS.values()]
+    )
     while True:
         conversation = _draw(random, TASKS[group])
         if group in NOT_SPLIT or not is_held_out(conversation):
@@ -68,7 +70,8 @@ def pieces(seed: int) -> Iterator[Conversation | str]:
 
 def held_out(group: str, count: int, seed: int) -> list[Conversation]:
     """Different conversations of one group, none of them in training."""
-    random, found = Random(f"test {group} {seed}"), dict[str, Conversation]()
+    random = Random(f"test {group} {seed}")
+    found = dict[str, Conversation]()
     while len(found) < count:
         conversation = _draw(random, TASKS[group])
         if is_held_out(conversation):

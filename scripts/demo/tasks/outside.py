@@ -25,13 +25,19 @@ def _combined(random: Random, topics: str) -> str:
 def outside(random: Random) -> Conversation:
     """A question about the world."""
     is_whole = random.random() < 0.5
-    question = random.choice(sections("outside.txt")["questions"]) if is_whole else _combined(random, "topics")
+    question = (
+        random.choice(sections("outside.txt")["questions"])
+        if is_whole
+        else _combined(random, "topics")
+    )
     if random.random() < 0.2:
         question = question.lower()
     if random.random() < 0.15:
         question = question.rstrip("?.")
     if random.random() < 0.1:
-        question = random.choice(("Please tell me: ", "Hi, ", "Hello! ", "Tell me: ", "And ")) + question
+        question = (
+            random.choice(("Please tell me: ", "Hi, ", "Hello! ", "Tell me: ", "And ")) + question
+        )
     return (Example(question, ANSWER),)
 
 
@@ -46,7 +52,10 @@ def unseen(random: Random) -> Conversation:
 
 def too_large(random: Random) -> Conversation:
     """A calculation with large numbers."""
-    a, b = (random.randint(10 ** (digits - 1), 10**digits - 1) for digits in random.choices((3, 4, 5), k=2))
+    a, b = (
+        random.randint(10 ** (digits - 1), 10**digits - 1)
+        for digits in random.choices((3, 4, 5), k=2)
+    )
     if random.random() < 0.3:
         b = random.randint(2, 99)
     sign = random.choice(("+", "-", "x", "*", "/", "times", "plus", "minus"))

@@ -17,7 +17,8 @@ def story(random: Random, opening: str = "") -> tuple[str, str]:
     if random.random() < 0.5:
         order.insert(4, "turn")
     sentences = list(dict.fromkeys(random.choice(parts[title]) for title in order))
-    told, asked = " ".join(sentences), random.choice(parts["asked"])
+    told = " ".join(sentences)
+    asked = random.choice(parts["asked"])
     return with_articles(told.format(**places)), with_articles(asked.format(**places))
 
 

@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -20,7 +21,12 @@ _SIGNS: dict[type[ast.operator], tuple[str, Callable[[int, int], int]]] = {
     ast.Mult: ("x", operator.mul),
     ast.Div: ("/", operator.floordiv),
 }
-_SPOKEN = {"+": (" plus ", "+"), "-": (" minus ", "-"), "x": (" times ", "*", " * ", "x"), "/": (" divided by ", "/")}
+_SPOKEN = {
+    "+": (" plus ", "+"),
+    "-": (" minus ", "-"),
+    "x": (" times ", "*", " * ", "x"),
+    "/": (" divided by ", "/"),
+}
 
 
 class Template(NamedTuple):
@@ -35,8 +41,11 @@ class Template(NamedTuple):
 def templates() -> tuple[tuple[Template, ...], tuple[Template, ...]]:
     """The wordings of problems.txt for training, and those for the test alone."""
     blocks = (Path(__file__).parent / "problems.txt").read_text(encoding="utf-8").split("\n\n")
-    rows = [[Template(*line.split(" | ")) for line in block.splitlines() if " | " in line] for block in blocks[1:]]
-    return tuple(rows[0]), tuple(rows[1])
+    return _templates_of(blocks[1]), _templates_of(blocks[2])
+
+
+def _templates_of(block: str) -> tuple[Template, ...]:
+    return tuple(Template(*line.split(" | ")) for line in block.splitlines() if " | " in line)
 
 
 def steps(formula: str, numbers: dict[str, int]) -> tuple[list[str], int]:
@@ -51,7 +60,8 @@ def steps(formula: str, numbers: dict[str, int]) -> tuple[list[str], int]:
         if isinstance(node, ast.Name):
             return numbers[node.id]
         assert isinstance(node, ast.BinOp), formula
-        left, right = value(node.left), value(node.right)
+        left = value(node.left)
+        right = value(node.right)
         sign, compute = _SIGNS[type(node.op)]
         if sign == "/" and left % right:
             raise ValueError("not whole")
@@ -67,7 +77,7 @@ def steps(formula: str, numbers: dict[str, int]) -> tuple[list[str], int]:
 def solved(random: Random, formula: str) -> tuple[dict[str, int], list[str], int]:
     """Numbers for a formula with small results, its steps and its result."""
     names = sorted(set(re.findall("[a-e]", formula)))
-    factors = {name for pair in re.findall(r"([a-e]) [*] ([a-e])", formula) for name in pair}
+    factors = set(chain.from_iterable(re.findall(r"([a-e]) [*] ([a-e])", formula)))
     factors.update(re.findall(r"[*/] ([a-e])", formula))
     top = random.choice((10, 20, 50, 99))
     while True:
@@ -86,7 +96,9 @@ def from_template(random: Random, template: Template) -> Example:
     numbers, shown, result = solved(random, template.formula)
     places = {**cast(random), **numbers}
     answer = template.answer.format(**{**places, "r": result})
-    return Example(with_articles(template.question.format(**places)), " ".join([*shown, answer]), result)
+    return Example(
+        with_articles(template.question.format(**places)), " ".join([*shown, answer]), result
+    )
 
 
 def fixed(random: Random) -> Conversation:
@@ -104,7 +116,11 @@ def story(random: Random) -> Conversation:
     kinds = random.choices("+-*", weights=(5, 5, 1), k=random.choice((1, 1, 2, 2, 3)))
     formula = "a"
     for name, kind in zip("bcde", kinds, strict=False):
-        formula = f"({formula}) {kind} {name}" if kind == "*" and formula != "a" else f"{formula} {kind} {name}"
+        formula = (
+            f"({formula}) {kind} {name}"
+            if kind == "*" and formula != "a"
+            else f"{formula} {kind} {name}"
+        )
     numbers, shown, result = solved(random, formula)
     places: dict[str, object] = {**cast(random), **numbers}
     places["His"] = str(places["his"]).capitalize()
@@ -113,10 +129,20 @@ def story(random: Random) -> Conversation:
         title = {"+": "gains", "-": "losses", "*": "multiplications"}[kind]
         text.append(wording(random, title).format(**{**places, "b": numbers[name]}))
     again = f"{places['He']} "
-    if len(text) == 3 and all(part.startswith(again) for part in text[1:]) and random.random() < 0.5:
+    if (
+        len(text) == 3
+        and all(part.startswith(again) for part in text[1:])
+        and random.random() < 0.5
+    ):
         text[1:] = [text[1].removesuffix(".") + " and " + text[2].removeprefix(again)]
     text.append(wording(random, "questions of stories").format(**places))
-    return (Example(" ".join(text), " ".join([*shown, "{n} has {r} {t}.".format(**places, r=result)]), result),)
+    return (
+        Example(
+            " ".join(text),
+            " ".join([*shown, "{n} has {r} {t}.".format(**places, r=result)]),
+            result,
+        ),
+    )
 
 
 def _one_step(random: Random) -> tuple[str, str, int, list[str], str]:
@@ -138,7 +164,12 @@ def in_json(random: Random) -> Conversation:
     """A problem of one step, answered by JSON."""
     text, things, result, _, _ = _one_step(random)
     request = wording(random, "requests for JSON").format(t=things)
-    return (Example(f"{text} {request}" if random.random() < 0.8 else f"{request} {text}", as_json({things: result})),)
+    return (
+        Example(
+            f"{text} {request}" if random.random() < 0.8 else f"{request} {text}",
+            as_json({things: result}),
+        ),
+    )
 
 
 def drill(random: Random) -> Conversation:

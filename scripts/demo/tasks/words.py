@@ -52,7 +52,11 @@ def invented_name(random: Random) -> str:
 
 def first_name(random: Random) -> str:
     """A first name, one of ten invented."""
-    return invented_name(random) if random.random() < 0.1 else random.choice(words("he") + words("she"))
+    return (
+        invented_name(random)
+        if random.random() < 0.1
+        else random.choice(words("he") + words("she"))
+    )
 
 
 def full_name(random: Random) -> str:

@@ -32,7 +32,9 @@ def token(text: str = "a", reason: str | None = None) -> bytes:
 
 
 def usage(num_input: int, num_output: int) -> bytes:
-    return event({"choices": [], "usage": {"prompt_tokens": num_input, "completion_tokens": num_output}})
+    return event(
+        {"choices": [], "usage": {"prompt_tokens": num_input, "completion_tokens": num_output}}
+    )
 
 
 DONE = event(b"[DONE]")
@@ -54,7 +56,9 @@ def fake_server(play: Play, models: tuple[str, ...] = ("m",)) -> Iterator[FakeSe
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            data = json.dumps({"object": "list", "data": [{"id": name} for name in models]}).encode()
+            data = json.dumps(
+                {"object": "list", "data": [{"id": name} for name in models]}
+            ).encode()
             self.whole(200 if models else 404, data)
 
         def do_POST(self) -> None:

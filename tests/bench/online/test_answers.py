@@ -2,11 +2,12 @@
 
 import pytest
 
-from orca_jax.bench.online.answers import CallOutcome, read_outcome
-from orca_jax.bench.online.exchange import Exchange
+from orca_jax.tools.bench.online.answers import CallOutcome, read_outcome
+from orca_jax.tools.bench.online.exchange import Exchange
 from tests.bench.online.fake import DONE, event, token, usage
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"  # the body ends with the connection
+# the body ends with the connection
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
 def read(*arrivals: tuple[float, bytes], failure: str = "") -> CallOutcome:
@@ -19,7 +20,11 @@ def chat(reason: str | None = None, **delta: object) -> bytes:
 
 def test_times_are_those_of_the_last_byte_of_an_event() -> None:
     second = token("b", "length")
-    outcome = read((1.0, HEAD + token("a") + second[:9]), (2.0, second[9:-1]), (3.0, second[-1:] + usage(7, 2) + DONE))
+    outcome = read(
+        (1.0, HEAD + token("a") + second[:9]),
+        (2.0, second[9:-1]),
+        (3.0, second[-1:] + usage(7, 2) + DONE),
+    )
     assert outcome == CallOutcome(0.0, 0.5, 0.75, 3.0, [1.0, 3.0], 7, 2)
 
 
@@ -46,7 +51,9 @@ def test_a_chat_begins_with_its_first_text_and_ends_with_its_last_chunk() -> Non
 
 
 def test_an_empty_text_is_a_token_unless_it_only_carries_the_reason() -> None:
-    assert read((1.0, HEAD + token("")), (2.0, token("é")), (3.0, token("", "stop") + DONE)).token_times == [1.0, 2.0]
+    assert read(
+        (1.0, HEAD + token("")), (2.0, token("é")), (3.0, token("", "stop") + DONE)
+    ).token_times == [1.0, 2.0]
 
 
 def test_several_tokens_of_one_event_are_counted_by_the_server() -> None:

@@ -6,18 +6,23 @@ from statistics import mean, stdev
 
 import pytest
 
-from orca_jax.bench.online.load import arrival_times
+from orca_jax.tools.bench.online.load import arrival_times
 
 
 def gaps(rate: float, burstiness: float, seed: int = 0, count: int = 4001) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(islice(arrival_times(rate, burstiness, seed), count))]
+    return [
+        later - earlier
+        for earlier, later in pairwise(islice(arrival_times(rate, burstiness, seed), count))
+    ]
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_burstiness_is_the_shape_of_a_gamma_distribution(burstiness: float) -> None:
     drawn = gaps(5.0, burstiness)
     assert mean(drawn) == pytest.approx(1 / 5, rel=0.1)
-    assert stdev(drawn) / mean(drawn) == pytest.approx(burstiness**-0.5, rel=0.1), "1 for a Poisson process"
+    assert stdev(drawn) / mean(drawn) == pytest.approx(burstiness**-0.5, rel=0.1), (
+        "1 for a Poisson process"
+    )
 
 
 def test_limits() -> None:

@@ -4,16 +4,20 @@ import json
 
 import pytest
 
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.online.closed_loop import Clocks, Stream, Target, read_stream, summarize
-from orca_jax.bench.online.exchange import Exchange
-from orca_jax.errors import OrcaError
+from orca_jax.tools.bench.__main__ import main
+from orca_jax.tools.bench.online.closed_loop import Clocks, Stream, Target, read_stream, summarize
+from orca_jax.tools.bench.online.exchange import Exchange
+from orca_jax.values.errors import OrcaError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def chunk(text: str, reason: str | None = None) -> bytes:
-    data = b"data: " + json.dumps({"choices": [{"text": text, "finish_reason": reason}]}).encode() + b"\n\n"
+    data = (
+        b"data: "
+        + json.dumps({"choices": [{"text": text, "finish_reason": reason}]}).encode()
+        + b"\n\n"
+    )
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -22,8 +26,14 @@ DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 def test_an_event_is_seen_when_its_last_byte_came() -> None:
     second = chunk("b", "length")
-    arrivals = [(1.0, HEAD + chunk("a") + second[:9]), (2.0, second[9:-3]), (3.0, second[-3:] + DONE)]
-    assert read_stream(Exchange(0.0, 0.0, 0.0, arrivals)) == Stream([1.0, 3.0], ["a", "b"], "length")
+    arrivals = [
+        (1.0, HEAD + chunk("a") + second[:9]),
+        (2.0, second[9:-3]),
+        (3.0, second[-3:] + DONE),
+    ]
+    assert read_stream(Exchange(0.0, 0.0, 0.0, arrivals)) == Stream(
+        [1.0, 3.0], ["a", "b"], "length"
+    )
 
 
 def test_comments_are_no_events() -> None:
@@ -37,7 +47,10 @@ def test_comments_are_no_events() -> None:
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull", "answered 503: full"),
         (b"", "answered nothing"),
         (HEAD + chunk("a"), "without"),
-        (HEAD + b'1a\r\ndata: {"error": {"message"\r\n12\r\n: "the engine"}}\n\n\r\n', "the engine"),
+        (
+            HEAD + b'1a\r\ndata: {"error": {"message"\r\n12\r\n: "the engine"}}\n\n\r\n',
+            "the engine",
+        ),
     ],
 )
 def test_incomplete_streams_are_errors(received: bytes, message: str) -> None:
@@ -55,16 +68,25 @@ def test_figures_are_of_the_part_in_which_all_run() -> None:
         Stream([0.0, 2.0, 4.0, 9.0], list("abcd"), "length"),
         Stream([1.0, 3.0, 5.0, 5.0], list("abcd"), "length"),
     ]
-    clocks = Clocks(Target("", ""), [(0.0, 0, 0, 0), (1.0, 1.0, 2.0, 0.0), (5.0, 3.0, 2.5, 1.0), (9.0, 9, 9, 9)])
+    clocks = Clocks(
+        Target("", ""), [(0.0, 0, 0, 0), (1.0, 1.0, 2.0, 0.0), (5.0, 3.0, 2.5, 1.0), (9.0, 9, 9, 9)]
+    )
     figures = summarize(streams, clocks)
-    assert figures["tokens_per_s"] == 5 / 4 and figures["reads_per_s"] == 4 / 4, "of 2, 3, 4, 5 and 5 seconds"
-    assert figures["front_end_us_per_token"] == pytest.approx(2e6 / 5) and figures["front_end_busy"] == 0.5
+    assert figures["tokens_per_s"] == 5 / 4 and figures["reads_per_s"] == 4 / 4, (
+        "of 2, 3, 4, 5 and 5 seconds"
+    )
+    assert (
+        figures["front_end_us_per_token"] == pytest.approx(2e6 / 5)
+        and figures["front_end_busy"] == 0.5
+    )
     assert figures["engine_us_per_token"] == pytest.approx(1e5) and "p50_age_ms" not in figures
 
 
 def test_streams_that_do_not_overlap_say_nothing() -> None:
     with pytest.raises(OrcaError, match="overlap"):
-        summarize([Stream([0.0], ["a"], "length"), Stream([5.0], ["a"], "length")], Clocks(Target("", "")))
+        summarize(
+            [Stream([0.0], ["a"], "length"), Stream([5.0], ["a"], "length")], Clocks(Target("", ""))
+        )
 
 
 def test_online_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +109,8 @@ def test_online_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -
         (["--model", "m"], "base_url"),
     ],
 )
-def test_flags_that_cannot_be(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_cannot_be(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["online", *flags]) == 2
     assert named in capsys.readouterr().err

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.online.command import add_args
-from orca_jax.bench.online.load import run_load
-from orca_jax.bench.online.server import look_at
-from orca_jax.bench.online.settings import OpenLoopSettings, read_settings
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.errors import ConfigError
+from orca_jax.tools.bench.__main__ import main
+from orca_jax.tools.bench.online.command import add_args
+from orca_jax.tools.bench.online.load import run_load
+from orca_jax.tools.bench.online.server import look_at
+from orca_jax.tools.bench.online.settings import OpenLoopSettings, read_settings
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.errors import ConfigError
 from tests.bench.online.fake import CUT, DONE, Step, complete, event, fake_server, token
 
 
@@ -28,7 +28,10 @@ def settings(url: str, *flags: str) -> OpenLoopSettings:
 def run_online(
     url: str, capsys: pytest.CaptureFixture[str], *flags: str, status: int = 0
 ) -> tuple[dict[str, Any], str]:
-    assert main(["online", "--base-url", url, "--num-requests", "6", "--warmup-requests", "0", *flags]) == status
+    assert (
+        main(["online", "--base-url", url, "--num-requests", "6", "--warmup-requests", "0", *flags])
+        == status
+    )
     out = capsys.readouterr().out
     return json.loads(out.splitlines()[-1]), out
 
@@ -95,7 +98,10 @@ def test_a_plain_chat_server(capsys: pytest.CaptureFixture[str]) -> None:
         text = [{"content": word} for word in ("one ", "two ")]
         deltas = [{"role": "assistant", "content": ""}, *text]
         return [
-            *(event({"choices": [{"delta": delta, "finish_reason": None}]}, b"\r\n\r\n") for delta in deltas),
+            *(
+                event({"choices": [{"delta": delta, "finish_reason": None}]}, b"\r\n\r\n")
+                for delta in deltas
+            ),
             event({"choices": [{"delta": {}, "finish_reason": "stop"}]}, b"\r\n\r\n"),
         ]
 
@@ -103,13 +109,19 @@ def test_a_plain_chat_server(capsys: pytest.CaptureFixture[str]) -> None:
         flags = ["--endpoint", "chat", "--model", "other", "--api-key", "secret"]
         result, out = run_online(f"{server.url}/v1/", capsys, *flags)
         body = server.bodies[-1]
-    assert result["completed"] == 6 and result["total_output_tokens"] == 12 and result["uncounted_by_server"] == 6
+    assert (
+        result["completed"] == 6
+        and result["total_output_tokens"] == 12
+        and result["uncounted_by_server"] == 6
+    )
     assert (result["uses_token_ids"], result["ignores_eos"]) == (False, False)
     assert body["model"] == "other" and 0 < len(body["messages"][0]["content"].split()) <= 512
     assert set(server.keys) == {"Bearer secret"} and "secret" not in out
 
 
-def test_texts_have_the_requested_length_by_the_servers_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_have_the_requested_length_by_the_servers_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def play(number: int, body: dict[str, Any]) -> tuple[int, bytes] | Iterable[Step]:
         if not isinstance(body["prompt"], str):
             return 400, b"token ids are not supported"
@@ -118,7 +130,11 @@ def test_texts_have_the_requested_length_by_the_servers_count(capsys: pytest.Cap
 
     with fake_server(play) as server:
         target = look_at(settings(server.url))
-        assert (target.form.tokens_per_word, target.form.overhead, target.form.uses_ids) == (3.0, 10.0, False)
+        assert (target.form.tokens_per_word, target.form.overhead, target.form.uses_ids) == (
+            3.0,
+            10.0,
+            False,
+        )
         result, _ = run_online(server.url, capsys)
     wanted = {len(target.form.text(range(length)).split()) * 3 + 10 for length in (100, 400)}
     assert wanted == {100, 400}

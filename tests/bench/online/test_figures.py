@@ -2,8 +2,8 @@
 
 import pytest
 
-from orca_jax.bench.online.answers import CallOutcome
-from orca_jax.bench.online.figures import (
+from orca_jax.tools.bench.online.answers import CallOutcome
+from orca_jax.tools.bench.online.figures import (
     client_figures,
     figures,
     is_good,
@@ -13,7 +13,7 @@ from orca_jax.bench.online.figures import (
     tpot,
     warnings,
 )
-from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
 
 # The keys of `vllm bench serve --save-result` for completed requests, with its default percentile.
 VLLM = {
@@ -22,9 +22,14 @@ VLLM = {
     *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
 }  # fmt: skip
 
-PLANNED = [WorkloadRequest(0.0, (1,) * 10, 3), WorkloadRequest(1.0, (1,) * 20, 1), WorkloadRequest(2.0, (1,), 5)]
+PLANNED = [
+    WorkloadRequest(0.0, (1,) * 10, 3),
+    WorkloadRequest(1.0, (1,) * 20, 1),
+    WorkloadRequest(2.0, (1,), 5),
+]
 OUTCOMES = [
-    CallOutcome(0.0, 0.0, 0.1, 4.0, [1.0, 2.0, 4.0], 12, 3),  # the server counts two more input tokens
+    # the server counts two more input tokens
+    CallOutcome(0.0, 0.0, 0.1, 4.0, [1.0, 2.0, 4.0], 12, 3),
     CallOutcome(1.0, 1.5, 1.6, 3.5, [3.5]),
     CallOutcome(2.0, 2.0, None, 5.0, failure="timeout", detail="after 3 s"),
 ]
@@ -49,13 +54,22 @@ def test_figures_by_hand() -> None:
 
 
 def test_a_wrong_output_length_is_counted() -> None:
-    assert figures(PLANNED[2:], [CallOutcome(0.0, 0.0, 0.0, 2.0, [1.0, 2.0])], {})["other_output_lengths"] == 1
+    assert (
+        figures(PLANNED[2:], [CallOutcome(0.0, 0.0, 0.0, 2.0, [1.0, 2.0])], {})[
+            "other_output_lengths"
+        ]
+        == 1
+    )
 
 
 def test_without_completed_requests_latencies_are_unknown() -> None:
     result = figures(PLANNED[2:], OUTCOMES[2:], {})
     assert result["mean_ttft_ms"] is None and result["p99_normalized_latency_ms"] is None
-    assert result["request_throughput"] == 0 and result["request_goodput"] is None and result.keys() >= VLLM
+    assert (
+        result["request_throughput"] == 0
+        and result["request_goodput"] is None
+        and result.keys() >= VLLM
+    )
 
 
 def test_goodput_needs_every_limit() -> None:
@@ -68,22 +82,33 @@ def test_goodput_needs_every_limit() -> None:
 
 def test_the_steady_part_ends_with_the_last_arrival() -> None:
     calls = [
-        CallOutcome(0, 0.0, 0, 1.5, [0.5, 1.5], None, 4),  # warms up; 2 of its tokens fall into the part
+        # warms up; 2 of its tokens fall into the part
+        CallOutcome(0, 0.0, 0, 1.5, [0.5, 1.5], None, 4),
         CallOutcome(0, 1.0, 0, 2.0, [2.0]),
         CallOutcome(0, 1.5, 0, 2.5, failure="timeout"),
         CallOutcome(0, 3.0, 0, 5.0, [4.0, 5.0]),
     ]
-    assert steady_figures(calls, 1) == {"steady_request_throughput": 2 / 2, "steady_output_throughput": 3 / 2}
+    assert steady_figures(calls, 1) == {
+        "steady_request_throughput": 2 / 2,
+        "steady_output_throughput": 3 / 2,
+    }
     assert set(steady_figures(calls[:1], 0).values()) == {None}
 
 
 def test_calls_that_touch_are_not_concurrent() -> None:
-    assert most_at_once([CallOutcome(0, 0.0, 0, 1.0), CallOutcome(0, 1.0, 0, 2.0), CallOutcome(0, 1.5, 0, 3.0)]) == 2
+    assert (
+        most_at_once(
+            [CallOutcome(0, 0.0, 0, 1.0), CallOutcome(0, 1.0, 0, 2.0), CallOutcome(0, 1.5, 0, 3.0)]
+        )
+        == 2
+    )
 
 
 def test_the_client_reports_its_own_lateness() -> None:
     client = client_figures(OUTCOMES, 0.25)
-    assert client["median_send_lateness_ms"] == 0 and client["p99_send_lateness_ms"] == pytest.approx(490)
+    assert client["median_send_lateness_ms"] == 0 and client[
+        "p99_send_lateness_ms"
+    ] == pytest.approx(490)
     assert client["median_connect_ms"] == pytest.approx(100) and client["client_cpu_share"] == 0.25
     assert statistics_ms("x", [0.001])["p90_x_ms"] == 1
 

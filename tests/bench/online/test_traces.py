@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.bench.online.command import add_args
-from orca_jax.bench.online.load import make_load, warmup_count
-from orca_jax.bench.online.settings import OpenLoopSettings, read_settings
-from orca_jax.bench.workload.generate import READERS, WorkloadRequest, make_workload
-from orca_jax.bench.workload.write import BlockNames, write_mooncake
-from orca_jax.errors import ConfigError
+from orca_jax.tools.bench.online.command import add_args
+from orca_jax.tools.bench.online.load import make_load, warmup_count
+from orca_jax.tools.bench.online.settings import OpenLoopSettings, read_settings
+from orca_jax.tools.bench.workload.generate import READERS, WorkloadRequest, make_workload
+from orca_jax.tools.bench.workload.write import BlockNames, write_mooncake
+from orca_jax.values.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 23:59:58.0000000,100,10
@@ -36,7 +36,10 @@ def load(*flags: str, max_model_len: int | None = None) -> list[WorkloadRequest]
 
 
 def shape(workload: list[WorkloadRequest]) -> list[tuple[float, int, int]]:
-    return [(round(request.arrival, 3), len(request.prompt_ids), request.num_output) for request in workload]
+    return [
+        (round(request.arrival, 3), len(request.prompt_ids), request.num_output)
+        for request in workload
+    ]
 
 
 @pytest.fixture
@@ -46,9 +49,19 @@ def azure(tmp_path: Path) -> list[str]:
 
 
 def test_files_arrive_as_recorded_unless_a_rate_is_given(azure: list[str]) -> None:
-    assert shape(load(*azure, "--num-requests", "3")) == [(0, 100, 10), (1, 400, 2), (4.5, 3000, 900)]
-    assert [at for at, *_ in shape(load(*azure, "--num-requests", "3", "--request-rate", "1"))] == [0, 0.444, 2]
-    assert {at for at, *_ in shape(load(*azure, "--num-requests", "3", "--request-rate", "inf"))} == {0}
+    assert shape(load(*azure, "--num-requests", "3")) == [
+        (0, 100, 10),
+        (1, 400, 2),
+        (4.5, 3000, 900),
+    ]
+    assert [at for at, *_ in shape(load(*azure, "--num-requests", "3", "--request-rate", "1"))] == [
+        0,
+        0.444,
+        2,
+    ]
+    assert {
+        at for at, *_ in shape(load(*azure, "--num-requests", "3", "--request-rate", "inf"))
+    } == {0}
 
 
 def test_a_duration_ends_a_file_early(azure: list[str]) -> None:
@@ -60,7 +73,9 @@ def test_a_duration_ends_a_file_early(azure: list[str]) -> None:
 
 def test_requests_of_files_fit_the_context(azure: list[str]) -> None:
     assert shape(load(*azure, "--num-requests", "3", max_model_len=1000))[2][1:] == (500, 500)
-    assert shape(load(*azure, "--num-requests", "3", "--max-model-len", "400", max_model_len=1000))[2][1:] == (200, 200)
+    assert shape(load(*azure, "--num-requests", "3", "--max-model-len", "400", max_model_len=1000))[
+        2
+    ][1:] == (200, 200)
 
 
 def test_durations_of_drawn_arrivals() -> None:
@@ -68,7 +83,9 @@ def test_durations_of_drawn_arrivals() -> None:
     assert within[-1].arrival <= 10 and len(within) == pytest.approx(200, rel=0.2)
     assert len(load("--request-rate", "20", "--duration", "10", "--num-requests", "5")) == 5
     paper = make_workload("orca", num_requests=5, vocab_size=256, seed=0, rate=None)
-    assert [request.prompt_ids for request in load("--num-requests", "5")] == [request.prompt_ids for request in paper]
+    assert [request.prompt_ids for request in load("--num-requests", "5")] == [
+        request.prompt_ids for request in paper
+    ]
 
 
 @pytest.mark.parametrize("trace", ["azure", "mooncake"])
@@ -83,7 +100,9 @@ def test_round_trips(trace: str, azure: list[str], tmp_path: Path) -> None:
     rows = [json.loads(line) for line in copy.read_text().splitlines()]
     assert all(len(row["hash_ids"]) == -(-row["input_length"] // 512) for row in rows)
     if trace == "mooncake":
-        assert [row["hash_ids"] for row in rows] == [[0, 1, 2], [0, 1], [0, 3]], "the same blocks under new names"
+        assert [row["hash_ids"] for row in rows] == [[0, 1, 2], [0, 1], [0, 3]], (
+            "the same blocks under new names"
+        )
         assert again[0].prompt_ids[:1024] == again[1].prompt_ids
 
 
@@ -107,7 +126,10 @@ def test_an_empty_file_has_no_requests(tmp_path: Path) -> None:
 
 
 def test_warm_up() -> None:
-    assert warmup_count(settings(), 64) == 6 and warmup_count(settings("--warmup-requests", "0"), 64) == 0
+    assert (
+        warmup_count(settings(), 64) == 6
+        and warmup_count(settings("--warmup-requests", "0"), 64) == 0
+    )
     with pytest.raises(ConfigError) as caught:
         warmup_count(settings("--warmup-requests", "5"), 5)
     assert caught.value.param == "warmup_requests"

@@ -18,7 +18,7 @@ from orca_jax.exec.sampling.draw import SamplingParameters, VocabularyShards, sa
 from orca_jax.exec.sampling.programs import Drawn, pack_masks, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.request import MAX_LOGIT_BIAS
+from orca_jax.values.request import MAX_LOGIT_BIAS
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 VOCAB, COLUMNS, LONGEST, ROWS = 1000, 1024, 300, 4
@@ -43,9 +43,15 @@ class Row:
 def extras_of(rows: Sequence[Row]) -> Extras:
     ids, values = (np.zeros((len(rows), MAX_LOGIT_BIAS), kind) for kind in (np.int32, np.float32))
     for place, row in enumerate(rows):
-        ids[place, : len(row.bias)], values[place, : len(row.bias)] = list(row.bias), list(row.bias.values())
+        ids[place, : len(row.bias)], values[place, : len(row.bias)] = (
+            list(row.bias),
+            list(row.bias.values()),
+        )
     return Extras(
-        *(jnp.array([getattr(row, name) for row in rows], jnp.float32) for name in Extras._fields[:3]),
+        *(
+            jnp.array([getattr(row, name) for row in rows], jnp.float32)
+            for name in Extras._fields[:3]
+        ),
         jnp.array([len(row.prompt) for row in rows], jnp.int32),
         jnp.asarray(ids),
         jnp.asarray(values),
@@ -67,7 +73,9 @@ def context_of(rows: Sequence[Row]) -> Context:
 
 
 def masks_of(rows: Sequence[Row]) -> jax.Array:
-    sets = [None if row.allowed is None else sum(1 << token for token in row.allowed) for row in rows]
+    sets = [
+        None if row.allowed is None else sum(1 << token for token in row.allowed) for row in rows
+    ]
     return jnp.asarray(pack_masks(sets, len(rows), COLUMNS))
 
 
@@ -78,7 +86,8 @@ def oracle(logits: NDArray[np.float32], row: Row) -> NDArray[np.float64]:
         out[token] += bias
     for token in {*row.prompt, *row.generated}:  # RepetitionPenaltyLogitsProcessor
         out[token] = out[token] * row.repetition if out[token] < 0 else out[token] / row.repetition
-    for token in set(row.generated):  # "mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence"
+    # "mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence"
+    for token in set(row.generated):
         out[token] -= list(row.generated).count(token) * row.frequency + row.presence
     if row.allowed is not None:
         out[[token for token in range(len(out)) if token not in row.allowed]] = -np.inf
@@ -99,8 +108,12 @@ def changing(devices: int):
     )
 
 
-def changed(logits: NDArray[np.float32], rows: Sequence[Row], devices: int = 1) -> NDArray[np.float32]:
-    return np.asarray(changing(devices)(jnp.asarray(logits), extras_of(rows), context_of(rows), masks_of(rows)))
+def changed(
+    logits: NDArray[np.float32], rows: Sequence[Row], devices: int = 1
+) -> NDArray[np.float32]:
+    return np.asarray(
+        changing(devices)(jnp.asarray(logits), extras_of(rows), context_of(rows), masks_of(rows))
+    )
 
 
 def some_logits(seed: int = 0, rows: int = ROWS) -> NDArray[np.float32]:
@@ -128,14 +141,18 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("devices", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)), 8])
+@pytest.mark.parametrize(
+    "devices", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)), 8]
+)
 def test_every_formula_on_every_mesh(devices: int) -> None:
     """On eight shards each one has a single block of the vocabulary."""
     for start in range(0, len(TABLE), ROWS):
         rows = TABLE[start : start + ROWS]
         logits = some_logits(start)
         expected = np.stack([oracle(*pair) for pair in zip(logits, rows, strict=True)])
-        np.testing.assert_allclose(changed(logits, rows, devices)[:, :VOCAB], expected[:, :VOCAB], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            changed(logits, rows, devices)[:, :VOCAB], expected[:, :VOCAB], rtol=1e-5, atol=1e-5
+        )
 
 
 ids = st.integers(0, VOCAB - 1)
@@ -156,7 +173,9 @@ any_row = st.builds(
 def test_any_mix_of_rows_is_each_rows_own_formula(rows: list[Row], seed: int) -> None:
     logits = some_logits(seed)
     expected = np.stack([oracle(*pair) for pair in zip(logits, rows, strict=True)])
-    np.testing.assert_allclose(changed(logits, rows)[:, :VOCAB], expected[:, :VOCAB], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        changed(logits, rows)[:, :VOCAB], expected[:, :VOCAB], rtol=1e-5, atol=1e-4
+    )
 
 
 def parameters(temperatures: Sequence[float]) -> SamplingParameters:
@@ -164,35 +183,65 @@ def parameters(temperatures: Sequence[float]) -> SamplingParameters:
     zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, jnp.float32)
     seeds = jnp.arange(rows, dtype=jnp.int32)
     return SamplingParameters(
-        jnp.array(temperatures, jnp.float32), zeros, ones, jnp.zeros(rows, jnp.float32), zeros, seeds, zeros
+        jnp.array(temperatures, jnp.float32),
+        zeros,
+        ones,
+        jnp.zeros(rows, jnp.float32),
+        zeros,
+        seeds,
+        zeros,
     )
 
 
 @cache
 def sampling(devices: int = 1):
-    return jax.jit(partial(sample_full, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices])))
+    return jax.jit(
+        partial(sample_full, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices]))
+    )
 
 
-def draw(logits: NDArray[np.float32], rows: Sequence[Row], wanted: SamplingParameters, devices: int = 1) -> Drawn:
+def draw(
+    logits: NDArray[np.float32], rows: Sequence[Row], wanted: SamplingParameters, devices: int = 1
+) -> Drawn:
     """The draws of rows; few of them get padding, so that tests share the program of as many rows as the table has."""
     count, padding = len(rows), max(0, len(TABLE) - len(rows))
     rows = [*rows, *[Row()] * padding]
-    padded = [jnp.asarray(np.pad(each, [(0, padding)] + [(0, 0)] * (each.ndim - 1))) for each in (logits, *wanted)]
-    values = padded[0], SamplingParameters(*padded[1:]), extras_of(rows), context_of(rows), masks_of(rows)
+    padded = [
+        jnp.asarray(np.pad(each, [(0, padding)] + [(0, 0)] * (each.ndim - 1)))
+        for each in (logits, *wanted)
+    ]
+    values = (
+        padded[0],
+        SamplingParameters(*padded[1:]),
+        extras_of(rows),
+        context_of(rows),
+        masks_of(rows),
+    )
     return jax.tree.map(lambda part: np.asarray(part)[:count], sampling(devices)(*values))
 
 
-@pytest.mark.parametrize("devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
+@pytest.mark.parametrize(
+    "devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))]
+)
 def test_greedy_takes_the_best_of_the_changed_logits(devices: int) -> None:
     logits = some_logits(1, len(TABLE))
-    expected = [int(oracle(line[:VOCAB], row).argmax()) for line, row in zip(logits, TABLE, strict=True)]
+    expected = [
+        int(oracle(line[:VOCAB], row).argmax()) for line, row in zip(logits, TABLE, strict=True)
+    ]
     drawn = draw(logits, TABLE, parameters([0.0] * len(TABLE)), devices)
     assert drawn.tokens.tolist() == expected
     assert drawn.finite.all(), "biases and masks do not make a row's own logits infinite"
 
 
 def test_draws_follow_the_changed_distribution() -> None:
-    row = Row([1, 2, 3], [3, 4, 4], presence=0.5, repetition=1.3, bias={9: 4.0}, allowed=frozenset(range(40)))
+    row = Row(
+        [1, 2, 3],
+        [3, 4, 4],
+        presence=0.5,
+        repetition=1.3,
+        bias={9: 4.0},
+        allowed=frozenset(range(40)),
+    )
     logits, count = some_logits(2, 1)[0], 4096
     weights = np.exp(oracle(logits[:VOCAB], row) / 0.8)
     expected = weights / weights.sum()
@@ -203,7 +252,9 @@ def test_draws_follow_the_changed_distribution() -> None:
     assert not observed[40:].any(), "outside the mask"
 
 
-@pytest.mark.parametrize("devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
+@pytest.mark.parametrize(
+    "devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))]
+)
 def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) -> None:
     """Also with a full mask, and beside other rows with any settings."""
     logits = some_logits(3, 16)
@@ -223,4 +274,7 @@ def test_a_row_with_extras_draws_the_same_alone_and_on_shards() -> None:
         assert draw(logits, TABLE, wanted, devices).tokens.tolist() == together
     for place in (5, 13):
         alone = SamplingParameters(*(value[place : place + 1] for value in wanted))
-        assert draw(logits[place : place + 1], TABLE[place : place + 1], alone).tokens[0] == together[place]
+        assert (
+            draw(logits[place : place + 1], TABLE[place : place + 1], alone).tokens[0]
+            == together[place]
+        )

@@ -33,19 +33,27 @@ def parameters(
 
 @cache
 def jitted(vocab_size: int, devices: int = 1):
-    return jax.jit(partial(sample, vocab_size=vocab_size, mesh=tensor_mesh(jax.devices()[:devices])))
+    return jax.jit(
+        partial(sample, vocab_size=vocab_size, mesh=tensor_mesh(jax.devices()[:devices]))
+    )
 
 
-def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int = VOCAB) -> NDArray[np.int32]:
+def draw(
+    logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int = VOCAB
+) -> NDArray[np.int32]:
     tokens, finite = jitted(vocab_size)(jnp.asarray(logits), wanted)
     assert np.asarray(finite).all()
     return np.asarray(tokens)
 
 
-def padded(logits: NDArray[np.float32], wanted: SamplingParameters) -> tuple[NDArray[np.float32], SamplingParameters]:
+def padded(
+    logits: NDArray[np.float32], wanted: SamplingParameters
+) -> tuple[NDArray[np.float32], SamplingParameters]:
     """The same rows and greedy ones after them, for the shared program."""
     rows = (0, ROWS - len(logits))
-    return np.pad(logits, (rows, (0, 0))), SamplingParameters(*(jnp.asarray(np.pad(each, rows)) for each in wanted))
+    return np.pad(logits, (rows, (0, 0))), SamplingParameters(
+        *(jnp.asarray(np.pad(each, rows)) for each in wanted)
+    )
 
 
 def distribution(
@@ -85,13 +93,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CASES)
-def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def test_draws_follow_the_filtered_distribution(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     """512 columns with 500 tokens; the rest is padding."""
     vocab_size = 500
     logits = np.random.default_rng(0).normal(0, 1.5, 512).astype(np.float32)
     logits[vocab_size:] = 50.0  # padding must never win
     expected = distribution(logits[:vocab_size], temperature, top_k, top_p, min_p)
-    tokens = draw(np.tile(logits, (DRAWS, 1)), parameters(DRAWS, temperature, top_k, top_p, min_p), vocab_size)
+    tokens = draw(
+        np.tile(logits, (DRAWS, 1)), parameters(DRAWS, temperature, top_k, top_p, min_p), vocab_size
+    )
     assert (expected[tokens] > 0).all(), "a token outside the filters was drawn"
     observed = np.bincount(tokens, minlength=vocab_size) / DRAWS
     noise = np.sqrt(expected * (1 - expected) / DRAWS)
@@ -114,11 +126,16 @@ def test_ties_go_to_the_first_token_when_greedy() -> None:
 
 def test_a_row_draws_the_same_alone_and_among_others() -> None:
     logits = np.random.default_rng(2).normal(size=(ROWS, VOCAB)).astype(np.float32)
-    top_p, top_k = np.linspace(0.1, 1.0, ROWS, dtype=np.float32), np.arange(ROWS, dtype=np.int32) * 10
+    top_p, top_k = (
+        np.linspace(0.1, 1.0, ROWS, dtype=np.float32),
+        np.arange(ROWS, dtype=np.int32) * 10,
+    )
     wanted = parameters(ROWS)._replace(top_p=jnp.asarray(top_p), top_k=jnp.asarray(top_k))
     together = draw(logits, wanted)
     for row in (0, 7, 31, 63):
-        alone = SamplingParameters(*(jnp.asarray(np.asarray(value)[row : row + 1]) for value in wanted))
+        alone = SamplingParameters(
+            *(jnp.asarray(np.asarray(value)[row : row + 1]) for value in wanted)
+        )
         assert draw(logits[row : row + 1], alone)[0] == together[row]
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.request import MAX_LOGPROBS
+from orca_jax.values.request import MAX_LOGPROBS
 from tests.exec.sampling.test_adjust import COLUMNS, VOCAB, Row, draw, parameters, some_logits
 
 WIDTH = 6
@@ -25,9 +25,13 @@ def reader(drawn: Drawn) -> LogprobReader:
     return LogprobReader(drawn.top, VOCAB)
 
 
-@pytest.mark.parametrize("devices", [1, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
+@pytest.mark.parametrize(
+    "devices", [1, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_changes_of_the_draw_do_not_change_log_probabilities(devices: int, temperature: float) -> None:
+def test_changes_of_the_draw_do_not_change_log_probabilities(
+    devices: int, temperature: float
+) -> None:
     logits = some_logits(6, WIDTH) * 3
     logits[:, VOCAB:] = 90.0  # padding counts nowhere
     strange = Row([1], [2, 2], repetition=2.0, presence=1.0, bias={5: 60.0}, wants_logprobs=True)
@@ -72,7 +76,9 @@ def test_ties_share_a_rank_and_the_lower_id_is_reported_first() -> None:
 def test_no_more_tokens_are_reported_than_exist() -> None:
     values = reader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])))
     assert len(values.read(0, 5).top_ids) == 5
-    few = LogprobReader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).top, vocab_size=3)
+    few = LogprobReader(
+        draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).top, vocab_size=3
+    )
     assert len(few.read(0, 5).top_ids) == 3
 
 

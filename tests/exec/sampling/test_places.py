@@ -9,7 +9,12 @@ import pytest
 
 from orca_jax.exec.rows import EXTRA_COLUMNS
 from orca_jax.exec.sampling import programs
-from orca_jax.exec.sampling.programs import draws_layout, extras_layout, make_full_sampler, make_plain_sampler
+from orca_jax.exec.sampling.programs import (
+    draws_layout,
+    extras_layout,
+    make_full_sampler,
+    make_plain_sampler,
+)
 from orca_jax.model.layers import Table
 from orca_jax.model.load import tensor_mesh
 
@@ -75,7 +80,9 @@ def extras() -> np.ndarray:
 @cache
 def sampler(table: type[Table], name: str):
     make = make_full_sampler if name == "full" else make_plain_sampler
-    return jax.jit(make(lambda weights: table(weights[0]), PLACES, VOCAB, tensor_mesh(jax.devices()[:1])))
+    return jax.jit(
+        make(lambda weights: table(weights[0]), PLACES, VOCAB, tensor_mesh(jax.devices()[:1]))
+    )
 
 
 @pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "full"])
@@ -83,13 +90,22 @@ def test_places_in_use_have_the_same_results(name: str, monkeypatch: pytest.Monk
     """Groups have 8 places. The last one begins 8 before the end."""
     monkeypatch.setattr(programs, "_GROUP_SCORES", 0)
     draw = np.random.default_rng(0)
-    table, hidden = (jnp.asarray(draw.standard_normal((size, 32)), jnp.float32) for size in (VOCAB, PLACES))
+    table, hidden = (
+        jnp.asarray(draw.standard_normal((size, 32)), jnp.float32) for size in (VOCAB, PLACES)
+    )
     last = jnp.full(ROWS, -1, jnp.int32)
     more = []
     if name == "full":
-        more = [jnp.zeros((ROWS, 40), jnp.int32), extras(), jnp.full((PLACES, VOCAB // 32), -1, jnp.int32)]
+        more = [
+            jnp.zeros((ROWS, 40), jnp.int32),
+            extras(),
+            jnp.full((PLACES, VOCAB // 32), -1, jnp.int32),
+        ]
     for count in (0, 1, 8, 9, 16, 17, PLACES):
-        found, wanted = (sampler(kind, name)([table], last, hidden, draws(count), *more) for kind in (Skipping, Whole))
+        found, wanted = (
+            sampler(kind, name)([table], last, hidden, draws(count), *more)
+            for kind in (Skipping, Whole)
+        )
         np.testing.assert_array_equal(found[0], wanted[0])
         np.testing.assert_array_equal(found[1].tokens[:count], wanted[1].tokens[:count])
         assert np.asarray(found[1].finite)[:count].all()

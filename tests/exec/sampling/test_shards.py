@@ -65,23 +65,33 @@ def sharded(logits: NDArray[np.float32], devices: int) -> jax.Array:
     multiple = VOCAB_BLOCK * devices
     padding = -logits.shape[1] % multiple
     padded = np.pad(logits, ((0, 0), (0, padding)), constant_values=99.0)
-    return jax.device_put(padded, NamedSharding(tensor_mesh(jax.devices()[:devices]), PartitionSpec(None, TENSOR_AXIS)))
+    return jax.device_put(
+        padded,
+        NamedSharding(tensor_mesh(jax.devices()[:devices]), PartitionSpec(None, TENSOR_AXIS)),
+    )
 
 
 @cache
 def sampler(devices: int, kind: Kind):
-    return jax.jit(partial(sample, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices]), kind=kind))
+    return jax.jit(
+        partial(sample, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices]), kind=kind)
+    )
 
 
 def draw(
-    logits: NDArray[np.float32], devices: int, kind: Kind = "plain", wanted: SamplingParameters | None = None
+    logits: NDArray[np.float32],
+    devices: int,
+    kind: Kind = "plain",
+    wanted: SamplingParameters | None = None,
 ) -> list[int]:
     tokens, finite = sampler(devices, kind)(sharded(logits, devices), wanted or settings(ROWS))
     assert np.asarray(finite).all()
     return np.asarray(tokens).tolist()
 
 
-@pytest.mark.parametrize("devices", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 8))])
+@pytest.mark.parametrize(
+    "devices", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 8))]
+)
 def test_draws_do_not_depend_on_the_number_of_shards(devices: int) -> None:
     for seed in range(8):
         logits = some_logits(seed)
@@ -117,19 +127,27 @@ def test_ties_and_padding_across_shards() -> None:
 
 @cache
 def full_sampler(devices: int):
-    return jax.jit(partial(sample_full, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices])))
+    return jax.jit(
+        partial(sample_full, vocab_size=VOCAB, mesh=tensor_mesh(jax.devices()[:devices]))
+    )
 
 
 def draw_fully(logits: NDArray[np.float32], devices: int) -> Drawn:
     columns, rows = sharded(logits, devices), TABLE
-    sets = [None if row.allowed is None else sum(1 << token for token in row.allowed) for row in rows]
+    sets = [
+        None if row.allowed is None else sum(1 << token for token in row.allowed) for row in rows
+    ]
     masks = jnp.asarray(pack_masks(sets, len(rows), columns.shape[1]))
-    drawn = full_sampler(devices)(columns, settings(len(rows)), extras_of(rows), context_of(rows), masks)
+    drawn = full_sampler(devices)(
+        columns, settings(len(rows)), extras_of(rows), context_of(rows), masks
+    )
     return jax.tree.map(np.asarray, drawn)
 
 
 @pytest.mark.parametrize("devices", [8, pytest.param(2, marks=pytest.mark.slow)])
-def test_changed_logits_and_log_probabilities_do_not_depend_on_the_number_of_shards(devices: int) -> None:
+def test_changed_logits_and_log_probabilities_do_not_depend_on_the_number_of_shards(
+    devices: int,
+) -> None:
     logits = some_logits(10)[: len(TABLE)]
     expected = jax.tree.leaves(draw_fully(logits, 1))
     for one, other in zip(jax.tree.leaves(draw_fully(logits, devices)), expected, strict=True):

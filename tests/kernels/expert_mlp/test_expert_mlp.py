@@ -57,11 +57,23 @@ def inputs(case: Case) -> tuple[jax.Array, jax.Array, jax.Array, ExpertKernels]:
     allowed = max(case.per_token, int(case.experts * case.used))
     chosen = np.stack([draw.permutation(allowed)[: case.per_token] for _ in range(case.tokens)])
     shape = case.experts, case.embed, case.width
-    kernels = [draw.normal(size=size) for size in (shape, shape, (case.experts, case.width, case.embed))]
+    kernels = [
+        draw.normal(size=size) for size in (shape, shape, (case.experts, case.width, case.embed))
+    ]
     x, weights = draw.normal(size=(case.tokens, case.embed)), draw.random(size=chosen.shape)
-    floats = jnp.asarray(x, jnp.float32), jnp.asarray(chosen, jnp.int32), jnp.asarray(weights, jnp.float32)
-    biases = [draw.normal(size=(case.experts, size)) for size in (case.width, case.width, case.embed)]
-    stored = ExpertBiases(*(jnp.asarray(bias, jnp.float32) for bias in biases)) if case.has_biases else None
+    floats = (
+        jnp.asarray(x, jnp.float32),
+        jnp.asarray(chosen, jnp.int32),
+        jnp.asarray(weights, jnp.float32),
+    )
+    biases = [
+        draw.normal(size=(case.experts, size)) for size in (case.width, case.width, case.embed)
+    ]
+    stored = (
+        ExpertBiases(*(jnp.asarray(bias, jnp.float32) for bias in biases))
+        if case.has_biases
+        else None
+    )
     return *floats, ExpertKernels(*(jnp.asarray(kernel, case.dtype) for kernel in kernels), stored)
 
 
@@ -79,7 +91,9 @@ def one_by_one(case: Case) -> np.ndarray:
     out = np.zeros_like(x)
     for token, expert in np.ndindex(chosen.shape):
         number = int(chosen[token, expert])
-        hidden = np.maximum(x[token] @ gate[number] + of_gate[number], 0) * (x[token] @ up[number] + of_up[number])
+        hidden = np.maximum(x[token] @ gate[number] + of_gate[number], 0) * (
+            x[token] @ up[number] + of_up[number]
+        )
         out[token] += weights[token, expert] * (hidden @ down[number] + of_down[number])
     return out
 
@@ -105,7 +119,9 @@ def test_a_token_with_nan_disturbs_no_other(implementation: str) -> None:
     """Such as padding, whose numbers have no meaning."""
     case = CASES[6]
     x, *others = inputs(case)
-    out = compiled(implementation)(jnp.asarray(np.where(np.arange(case.tokens)[:, None] == 3, np.nan, x)), *others)
+    out = compiled(implementation)(
+        jnp.asarray(np.where(np.arange(case.tokens)[:, None] == 3, np.nan, x)), *others
+    )
     is_nan = np.isnan(np.asarray(out)).any(axis=1)
     assert np.flatnonzero(is_nan).tolist() == [3]
 
@@ -116,7 +132,9 @@ def test_on_a_cpu_experts_without_tokens_are_not_computed() -> None:
     unused = np.setdiff1d(np.arange(case.experts), np.asarray(chosen))
     assert len(unused) > case.experts / 2
     is_unused = np.isin(np.arange(case.experts), unused)[:, None, None]
-    broken = ExpertKernels(*(jnp.asarray(np.where(is_unused, np.float32(np.nan), kernel)) for kernel in kernels[:3]))
+    broken = ExpertKernels(
+        *(jnp.asarray(np.where(is_unused, np.float32(np.nan), kernel)) for kernel in kernels[:3])
+    )
     out = compiled("blocks")(x, chosen, weights, broken)
     wanted = one_by_one(case)
     np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
@@ -126,10 +144,14 @@ def test_the_default_of_a_cpu_is_blocks() -> None:
     arguments = inputs(CASES[0])
 
     def program(implementation: str | None) -> str:
-        return compiled(implementation).trace(*arguments).lower(lowering_platforms=("cpu",)).as_text()
+        return (
+            compiled(implementation).trace(*arguments).lower(lowering_platforms=("cpu",)).as_text()
+        )
 
     assert "stablehlo.while" in program("blocks") and "stablehlo.while" not in program("dense")
-    assert program(None).count("stablehlo.dot_general") == program("blocks").count("stablehlo.dot_general")
+    assert program(None).count("stablehlo.dot_general") == program("blocks").count(
+        "stablehlo.dot_general"
+    )
     assert "stablehlo.while" in program(None)
 
 

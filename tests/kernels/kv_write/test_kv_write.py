@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
@@ -20,12 +19,15 @@ from orca_jax.kernels.kv_pages import (
 )
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from orca_jax.values.config import PageLayout
 from tests.covering import covering
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # copies and roundings have the same bits
 IMPLEMENTATIONS = ["scatter", "blocks"]
 SHORT = [case for case in CASES if case.head_dim == 16 and case.page_dtype == "float32"]
-MIXED = [case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")]
+MIXED = [
+    case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")
+]
 WRITES = [("head_major", way, case) for way in IMPLEMENTATIONS for case in SHORT]
 WRITES += [("head_major", "pages", case) for case in SHORT]
 WRITES += [("token_major", "scatter", case) for case in MIXED]
@@ -81,7 +83,10 @@ def slots(pages: KVPages, head_dim: int) -> list[np.ndarray]:
     """Keys and values `[slots, K, D]` of all pages in order, as a copy."""
     pages = jax.tree.map(jnp.asarray, pages)
     num_pages = jax.tree.leaves(pages)[0].shape[0]
-    return [np.array(x) for x in jax.jit(page_tokens, static_argnums=2)(pages, np.arange(num_pages), head_dim)]
+    return [
+        np.array(x)
+        for x in jax.jit(page_tokens, static_argnums=2)(pages, np.arange(num_pages), head_dim)
+    ]
 
 
 def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np.ndarray]:
@@ -114,7 +119,11 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(
 
 @pytest.mark.parametrize(
     ("layout", "implementation", "case"),
-    [("head_major", None, QUANTISED[0]), ("head_major", "pages", QUANTISED[0]), ("token_major", None, QUANTISED[1])],
+    [
+        ("head_major", None, QUANTISED[0]),
+        ("head_major", "pages", QUANTISED[0]),
+        ("token_major", None, QUANTISED[1]),
+    ],
 )
 def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     case: Case, implementation: str | None, layout: PageLayout
@@ -125,7 +134,9 @@ def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     expected = expected_slots(case, arrays, new)
     rows = zip(arrays.requests.page_table, arrays.requests.context_len, strict=True)
     for table, context in rows:
-        positions = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[:context]
+        positions = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[
+            :context
+        ]
         for pool, wanted in zip(actual, expected, strict=True):
             # int8 has 127 steps up to the largest value of a page, about 5 here; fp8 has a mantissa of 3 bits.
             np.testing.assert_allclose(pool[positions], wanted[positions], atol=0.04, rtol=0.07)
@@ -148,11 +159,16 @@ def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
     for other in stored[1:]:
         for one, two in zip(stored[0], other, strict=True):
             np.testing.assert_array_equal(one, two)
-    assert (np.abs(stored[0][0]).max(axis=1)[:, [0, 1, 2, 4]] == 127).all(), "each token uses the whole range"
+    assert (np.abs(stored[0][0]).max(axis=1)[:, [0, 1, 2, 4]] == 127).all(), (
+        "each token uses the whole range"
+    )
 
 
 def test_packed_values_keep_their_bits_until_a_larger_one_comes() -> None:
-    pages, write = TokenMajorPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2))), jax.jit(write_kv)
+    pages, write = (
+        TokenMajorPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2))),
+        jax.jit(write_kv),
+    )
     for position, value in enumerate([12.7, 1.0, 25.4]):
         token = jnp.full((1, 1, 1), value)
         written = write(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]))
@@ -207,6 +223,10 @@ def test_a_write_to_head_major_pages_converts_no_other_page(page_dtype: str) -> 
     pages = pages_shape("head_major", 37, 1, 4, 8, jnp.dtype(page_dtype))
     token, row = jax.ShapeDtypeStruct((2, 1, 4), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
     requests = RowArrays(jax.ShapeDtypeStruct((2, 3), jnp.int32), row, row, row)
-    program = jax.jit(write_kv, donate_argnums=0).lower(pages, token, token, requests).compile().as_text()
+    program = (
+        jax.jit(write_kv, donate_argnums=0).lower(pages, token, token, requests).compile().as_text()
+    )
     assert "[37,1,4,8]" in program
-    assert not [kind for kind in ("f32", "f16", "bf16", "f8e4m3fn") if f"{kind}[37,1,4,8]" in program]
+    assert not [
+        kind for kind in ("f32", "f16", "bf16", "f8e4m3fn") if f"{kind}[37,1,4,8]" in program
+    ]

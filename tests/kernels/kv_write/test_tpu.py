@@ -14,10 +14,20 @@ from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from tests.kernels.strictly import strictly
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
+# interpreted kernels are not the programs that users run
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 # Increments, then chunks that begin and end anywhere in a page, fill several pages, and begin at any token.
-HARD = Case("pieces", ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)), 2, 2, 64, 16, padding_tokens=3, padding_rows=2)
+HARD = Case(
+    "pieces",
+    ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)),
+    2,
+    2,
+    64,
+    16,
+    padding_tokens=3,
+    padding_rows=2,
+)
 
 
 def check(case: Case, interpret: Any) -> None:
@@ -26,7 +36,10 @@ def check(case: Case, interpret: Any) -> None:
     pages = arrays.pages
     assert isinstance(pages, TokenMajorPages)
     rng = np.random.default_rng(3)
-    k, v = (jnp.asarray(rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim))) for _ in range(2))
+    k, v = (
+        jnp.asarray(rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim)))
+        for _ in range(2)
+    )
     new = jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
     chunks = jnp.where(arrays.requests.query_len > 1, arrays.requests.query_len, 0)
     # The pages of this layer begin at page 2.
@@ -60,7 +73,9 @@ def test_pieces_without_races() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bfloat16", "more queries than one block", "25 heads of 64", "pages of 256 tokens"])
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "more queries than one block", "25 heads of 64", "pages of 256 tokens"]
+)
 def test_cases_without_races(name: str) -> None:
     check_strictly(next(case for case in CASES if case.name == name))
 
@@ -68,7 +83,8 @@ def test_cases_without_races(name: str) -> None:
 @pytest.mark.parametrize(("page_dtype", "group"), [("bfloat16", 16), ("int8", 32)])
 def test_pages_that_it_cannot_write_are_refused(page_dtype: Any, group: int) -> None:
     arrays = jax.tree.map(
-        jnp.asarray, make_arrays(Case("pages of 8", ((2, 2),), page_dtype=page_dtype), layout="token_major")
+        jnp.asarray,
+        make_arrays(Case("pages of 8", ((2, 2),), page_dtype=page_dtype), layout="token_major"),
     )
     new = jnp.ones((2, 4, 16))
     with pytest.raises(NotImplementedError, match=rf"multiple of {group}, not 8"):

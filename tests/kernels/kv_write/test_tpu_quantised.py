@@ -16,16 +16,33 @@ from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 from tests.kernels.strictly import strictly
 
 # Increments in the first and last slot of a page and of a group; chunks that begin and end anywhere and fill pages.
-pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
-REQUESTS = ((1, 1), (1, 9), (1, 64), (1, 65), (1, 33), (1, 100), (2, 17), (5, 37), (70, 130), (64, 64), (40, 203))
+# interpreted kernels are not the programs that users run
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+REQUESTS = (
+    (1, 1),
+    (1, 9),
+    (1, 64),
+    (1, 65),
+    (1, 33),
+    (1, 100),
+    (2, 17),
+    (5, 37),
+    (70, 130),
+    (64, 64),
+    (40, 203),
+)
 HEADS = [(2, 64, 64), (25, 64, 32), (3, 80, 32), (2, 96, 64), (1, 256, 128)]
 # Magnitudes of new tokens: always within the scales of a case's pages, sometimes, and never.
 SIZES = {"int8": (0.5, 1.2, 9.0), "float8_e4m3fn": (0.5, 4.5, 99.0)}
 
 
-def case_of(dtype: Any, heads: tuple[int, int, int], requests: tuple[tuple[int, int], ...] = REQUESTS) -> Case:
+def case_of(
+    dtype: Any, heads: tuple[int, int, int], requests: tuple[tuple[int, int], ...] = REQUESTS
+) -> Case:
     count, dim, size = heads
-    return Case("", requests, count, count, dim, size, padding_tokens=3, padding_rows=2, page_dtype=dtype)
+    return Case(
+        "", requests, count, count, dim, size, padding_tokens=3, padding_rows=2, page_dtype=dtype
+    )
 
 
 def new_tokens(case: Case, arrays: Arrays, size: float, dtype: Any) -> list[jax.Array]:
@@ -116,7 +133,10 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
     at_once, kernel = (jax.jit(way) for way in ways)
     context, grown = np.zeros(rows, np.int32), 0
     for _ in range(40):
-        added = np.minimum(rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows), 4 * size - context)
+        added = np.minimum(
+            rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows),
+            4 * size - context,
+        )
         order = np.lexsort((rng.random(rows), np.select([added == 1, added > 1], [0, 1], 2)))
         query_len, context = added[order].astype(np.int32), context + added.astype(np.int32)
         query_len[np.cumsum(query_len) > tokens] = 0
@@ -124,7 +144,10 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
         start = (np.cumsum(query_len) - query_len).astype(np.int32)
         table = np.asarray(arrays.requests.page_table)[order]
         batch = RowArrays(*(jnp.asarray(x) for x in (table, start, query_len, context[order])))
-        k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))
+        k, v = (
+            jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32)
+            for _ in range(2)
+        )
         before, wanted = wanted, at_once(wanted, k, v, batch)
         actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, batch))
         for row, page in ((r, p) for r in range(rows) for p in range(-(-context[r] // size))):

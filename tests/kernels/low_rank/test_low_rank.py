@@ -75,7 +75,10 @@ def one_by_one(case: Case) -> list[np.ndarray]:
 @pytest.mark.parametrize("implementation", [backend.name for backend in BACKENDS])
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow)
+        for case in CASES
+    ],
 )
 def test_case(case: Case, implementation: str, is_shared: bool) -> None:
     x, operands = inputs(case)

@@ -9,10 +9,17 @@ import pytest
 from orca_jax.kernels.native import Library, library, load_library
 from tests.project.source import ROOT
 
-FOUND = load_library(str(ROOT / ".pytest_cache" / "native"))  # for later runs too; its name differs with its code
+# for later runs too; its name differs with its code
+FOUND = load_library(str(ROOT / ".pytest_cache" / "native"))
 needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
 
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover")
+SANITIZED = (
+    "-O1",
+    "-g",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover",
+)
 
 
 def library_of() -> Library:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orca_jax.helpers.processor import all_cpu_flags
 from orca_jax.kernels import native as api
 from orca_jax.kernels.native import library
-from orca_jax.processor import all_cpu_flags
 from tests.kernels.native.machine import library_of, needs_library
 
 SOURCE = Path(library.__file__).with_name("product.c")
@@ -33,11 +33,15 @@ def register(path: Path) -> None:
     """Make the product with emulated instructions known to XLA."""
     made = ctypes.CDLL(str(compiled(path, "-include", str(EMULATED))))
     assert made.orca_jax_ask_for_amx() == 1
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(made.orca_jax_packed_products), platform="cpu")
+    jax.ffi.register_ffi_target(
+        TARGET, jax.ffi.pycapsule(made.orca_jax_packed_products), platform="cpu"
+    )
 
 
 @pytest.fixture
-def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def emulated(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[int]:
     """Products by emulated instructions; the width of a block."""
     width = library_of().width
     if "avx512_bf16" not in all_cpu_flags():
@@ -53,11 +57,15 @@ def numbers(rows: int, columns: int, seed: int) -> jax.Array:
 
 @needs_library
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 49])
-@pytest.mark.parametrize("inputs", [32, 96, 38], ids=["one part", "three parts", "not whole parts, without AMX"])
+@pytest.mark.parametrize(
+    "inputs", [32, 96, 38], ids=["one part", "three parts", "not whole parts, without AMX"]
+)
 def test_a_product(rows: int, inputs: int, emulated: int) -> None:
     x, matrix = numbers(rows, inputs, 1), numbers(inputs, 3 * emulated, 2)
     expected = np.asarray(x, np.float64) @ np.asarray(matrix, np.float64)
-    np.testing.assert_allclose(np.asarray(api.packed_product(x, api.pack(matrix, emulated))), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        np.asarray(api.packed_product(x, api.pack(matrix, emulated))), expected, atol=1e-4
+    )
 
 
 @needs_library
@@ -65,7 +73,9 @@ def test_a_row_does_not_depend_on_the_others(emulated: int) -> None:
     x, packed = numbers(70, 96, 1), api.pack(numbers(96, 2 * emulated, 2), emulated)
     together = np.asarray(api.packed_product(x, packed))
     for rows in range(1, 70):
-        np.testing.assert_array_equal(np.asarray(api.packed_product(x[:rows], packed)), together[:rows])
+        np.testing.assert_array_equal(
+            np.asarray(api.packed_product(x[:rows], packed)), together[:rows]
+        )
 
 
 @needs_library
@@ -73,7 +83,9 @@ def test_experts_multiply_their_own_rows(emulated: int) -> None:
     """Some have fewer rows than a register."""
     sizes, x = [3, 0, 40, 1], numbers(44, 96, 1)
     stack = api.pack(jnp.stack([numbers(96, 2 * emulated, seed) for seed in range(4)]), emulated)
-    (found,) = api.packed_products(x, [api.Packed(stack, api.LayerRows(jnp.int32(0), jnp.array(sizes)))])
+    (found,) = api.packed_products(
+        x, [api.Packed(stack, api.LayerRows(jnp.int32(0), jnp.array(sizes)))]
+    )
     for expert, first in enumerate(np.cumsum([0, *sizes[:-1]])):
         rows = slice(first, first + sizes[expert])
         if sizes[expert]:
@@ -114,5 +126,7 @@ def test_no_rows_configure_no_registers(tmp_path: Path) -> None:
     )
     options = ("-march=native", "-include", str(EMULATED), f"-I{jax.ffi.include_dir()}")
     command = ["cc", *library.OPTIONS[:3], *options, str(program)]
-    subprocess.run([*command, "-o", str(tmp_path / "no_rows")], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [*command, "-o", str(tmp_path / "no_rows")], check=True, capture_output=True, text=True
+    )
     assert subprocess.run([str(tmp_path / "no_rows")], check=False).returncode == 0

@@ -8,16 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orca_jax.helpers.processor import all_cpu_flags
 from orca_jax.kernels import native as api
 from orca_jax.kernels.native import FewBits, Library
 from orca_jax.kernels.native.few_bits import shifts
-from orca_jax.processor import all_cpu_flags
 from tests.covering import covering
 from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
 FLOAT32, BFLOAT16, INT8 = jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("int8")
-FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=["float32", "16 bits", "8 bits"])
+FORMS = pytest.mark.parametrize(
+    "dtype", [FLOAT32, BFLOAT16, INT8], ids=["float32", "16 bits", "8 bits"]
+)
 ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5, INT8: 2e-3}
 """The largest error of a product, relative to the root of the sum of squares of its terms' bounds; see `error`."""
 
@@ -61,12 +63,16 @@ def activations(rows: int, inputs: int) -> jax.Array:
 
 def multiply(x: jax.Array, held: FewBits, dtype: jnp.dtype, devices: int = 1) -> np.ndarray:
     packed = pack_bits(held, library_of().width)
-    return np.asarray(jax.jit(api.few_bits_product, static_argnums=(2, 3))(x, packed, dtype, devices))
+    return np.asarray(
+        jax.jit(api.few_bits_product, static_argnums=(2, 3))(x, packed, dtype, devices)
+    )
 
 
 def error(found: np.ndarray, x: jax.Array, held: FewBits) -> float:
     """The largest difference to the product in float64, relative to the sizes of its row and column."""
-    wide = np.asarray(x, np.float64)[:, slice(None) if held.order is None else np.asarray(held.order)]
+    wide = np.asarray(x, np.float64)[
+        :, slice(None) if held.order is None else np.asarray(held.order)
+    ]
     entries = np.asarray(dequantised(held), np.float64)
     sizes = np.linalg.norm(wide, axis=1)[:, None] * np.linalg.norm(entries, axis=0)
     return float((np.abs(found - wide @ entries) / sizes).max())
@@ -75,9 +81,13 @@ def error(found: np.ndarray, x: jax.Array, held: FewBits) -> float:
 def test_a_packed_matrix_by_hand() -> None:
     """Eight inputs of a column are a word of 4 bits; the even ones are in its low half."""
     column = np.arange(-8, 0, dtype=np.int32)[:, None]
-    held = FewBits(np.concatenate([column, column + 8], axis=1), np.array([[1.0, 2.0]], np.float32), 4)
+    held = FewBits(
+        np.concatenate([column, column + 8], axis=1), np.array([[1.0, 2.0]], np.float32), 4
+    )
     packed = pack_bits(held, 2)
-    assert [[f"{word:08x}" for word in row] for row in packed.words[0].tolist()] == [["75316420", "fdb9eca8"]]
+    assert [[f"{word:08x}" for word in row] for row in packed.words[0].tolist()] == [
+        ["75316420", "fdb9eca8"]
+    ]
     assert packed.scales.tolist() == [[[1, 2]]]
     assert shifts(8).tolist() == [0, 16, 8, 24]
 
@@ -86,18 +96,27 @@ def test_a_packed_matrix_by_hand() -> None:
     ("bits", "groups", "blocks", "group", "splits"),
     [
         (4, 3, 2, 32, 1),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((5, 2, 1, 64, 1), (6, 2, 1, 32, 1))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((5, 2, 1, 64, 1), (6, 2, 1, 32, 1))
+        ),
         (8, 3, 1, 128, 2),
     ],
 )
-def test_a_packed_matrix_has_all_numbers(bits: int, groups: int, blocks: int, group: int, splits: int) -> None:
+def test_a_packed_matrix_has_all_numbers(
+    bits: int, groups: int, blocks: int, group: int, splits: int
+) -> None:
     held = matrix(groups * group * splits, 4 * blocks, group, bits)
     packed = pack_bits(held, 4, splits)
     scales = np.asarray(packed.scales)
     ones = replace(packed, scales=np.ones_like(scales[:, :1]))
-    np.testing.assert_array_equal(np.asarray(unpack_columns(ones, np.arange(4 * blocks))).T, held.values)
     np.testing.assert_array_equal(
-        scales.repeat(held.values.shape[0] // scales.shape[1], axis=1).transpose(1, 0, 2).reshape(-1, 4 * blocks),
+        np.asarray(unpack_columns(ones, np.arange(4 * blocks))).T, held.values
+    )
+    np.testing.assert_array_equal(
+        scales.repeat(held.values.shape[0] // scales.shape[1], axis=1)
+        .transpose(1, 0, 2)
+        .reshape(-1, 4 * blocks),
         np.asarray(held.scales).repeat(held.values.shape[0] // held.scales.shape[0], axis=0),
     )
 
@@ -110,7 +129,9 @@ def test_the_shapes_of_the_library() -> None:
     assert api.can_pack_bits(wide, 96, 32, 1) and not api.can_pack_bits(wide, 48, 32, 1)
 
     def scales_of(held: FewBits, splits: int) -> tuple[int, ...]:
-        shape: tuple[int, ...] = jax.eval_shape(lambda held: api.pack_bits(held, 4, splits), held).scales.shape
+        shape: tuple[int, ...] = jax.eval_shape(
+            lambda held: api.pack_bits(held, 4, splits), held
+        ).scales.shape
         return shape
 
     assert scales_of(matrix(384, 4, 128, 4), 2) == (1, 6, 4)
@@ -118,12 +139,24 @@ def test_the_shapes_of_the_library() -> None:
     assert scales_of(matrix(512, 4, 256, 8), 1) == (1, 4, 4)
 
 
-SHAPES = ((32, 4), (64, 4), (128, 4), (None, 4), (32, 5), (64, 6), (32, 8), (64, 8), (128, 8), (None, 8))
+SHAPES = (
+    (32, 4),
+    (64, 4),
+    (128, 4),
+    (None, 4),
+    (32, 5),
+    (64, 6),
+    (32, 8),
+    (64, 8),
+    (128, 8),
+    (None, 8),
+)
 
 
 @needs_library
 @pytest.mark.parametrize(
-    ("group", "bits", "dtype"), covering([(*shape, dtype) for shape in SHAPES for dtype in (FLOAT32, BFLOAT16)], size=1)
+    ("group", "bits", "dtype"),
+    covering([(*shape, dtype) for shape in SHAPES for dtype in (FLOAT32, BFLOAT16)], size=1),
 )
 def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
     """All numbers of rows have one program each, and share the matrix. Blocks are an odd number."""
@@ -134,7 +167,9 @@ def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize(("bits", "has_minima"), [(4, False), (4, True), (5, False), (6, False), (8, False), (8, True)])
+@pytest.mark.parametrize(
+    ("bits", "has_minima"), [(4, False), (4, True), (5, False), (6, False), (8, False), (8, True)]
+)
 def test_activations_of_8_bits(bits: int, has_minima: bool) -> None:
     """The product with rounded activations, by each number of rows."""
     held = matrix(384, 3 * library_of().width, 32, bits, has_minima=has_minima)
@@ -144,7 +179,9 @@ def test_activations_of_8_bits(bits: int, has_minima: bool) -> None:
         top = np.abs(groups).max(axis=2, keepdims=True)
         rounded = (np.rint(groups * (127 / top)) * (top / 127)).reshape(rows, -1)
         found = multiply(x, held, INT8)
-        assert error(found, jnp.asarray(rounded), held) < 1e-6 < error(found, x, held) < ERRORS[INT8]
+        assert (
+            error(found, jnp.asarray(rounded), held) < 1e-6 < error(found, x, held) < ERRORS[INT8]
+        )
 
 
 @needs_library
@@ -178,11 +215,16 @@ def test_several_matrices_in_one_call(is_ordered: bool, dtype: jnp.dtype) -> Non
 @needs_library
 @FORMS
 @pytest.mark.parametrize(("bits", "has_minima"), [(4, False), (5, True), (8, False)])
-def test_matrices_of_a_stack_with_their_own_rows(bits: int, has_minima: bool, dtype: jnp.dtype) -> None:
+def test_matrices_of_a_stack_with_their_own_rows(
+    bits: int, has_minima: bool, dtype: jnp.dtype
+) -> None:
     """Each result has the bits of a product of its own."""
     width, sizes, x = library_of().width, (0, 4, 130, 1), activations(140, 192)
     first = matrix(192, 2 * width, 64, bits, has_minima=has_minima)
-    held = [replace(first, values=jnp.roll(first.values, n), scales=first.scales * (n + 1)) for n in range(5)]
+    held = [
+        replace(first, values=jnp.roll(first.values, n), scales=first.scales * (n + 1))
+        for n in range(5)
+    ]
     packed = [api.pack_bits(each, width) for each in held]
     stack = jax.tree.map(lambda *arrays: jnp.stack(arrays), *packed)
     placed = replace(stack, place=api.LayerRows(jnp.int32(1), jnp.array(sizes)))
@@ -265,7 +307,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     good = pack_bits(matrix(64, width, 32, 4), width)
     half = good.scales.astype(jnp.float16)
     wrong = replace(good, scales=jnp.ones((1, 3, width))), replace(good, minima=good.scales[:, :1])
-    for packed in (*wrong, replace(good, minima=half), replace(good, scales=good.scales.astype(jnp.int32))):
+    for packed in (
+        *wrong,
+        replace(good, minima=half),
+        replace(good, scales=good.scales.astype(jnp.int32)),
+    ):
         with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
             api.few_bits_product(x, packed, FLOAT32).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
@@ -289,7 +335,11 @@ def test_columns_are_entries_of_the_matrix() -> None:
         pytest.param(("-march=haswell", "-O1"), id="AVX2"),
         pytest.param(("-march=native", *SANITIZED), id="sanitizers", marks=pytest.mark.slow),
         pytest.param(("-march=haswell", *SANITIZED), id="AVX2, sanitizers", marks=pytest.mark.slow),
-        pytest.param(("-march=skylake-avx512", "-mno-avx512bw", *SANITIZED), id="no VNNI", marks=pytest.mark.slow),
+        pytest.param(
+            ("-march=skylake-avx512", "-mno-avx512bw", *SANITIZED),
+            id="no VNNI",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_random_products_in_c(options: tuple[str, ...], tmp_path: Path) -> None:

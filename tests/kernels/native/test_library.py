@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from orca_jax.cache_files import read_file, write_file
+from orca_jax.helpers.cache_files import read_file, write_file
 from orca_jax.kernels.native import compiler as parts
 from orca_jax.kernels.native import library, load_library
 from tests.kernels.native.machine import FOUND, library_of, needs_library
@@ -46,7 +46,9 @@ def compiled(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Path | Non
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has no library yet, and does not register another one with XLA, which takes each name once."""
     monkeypatch.setattr(library, "_registered", [])
-    monkeypatch.setattr(library, "_register", lambda opened: library_of()._replace(name=opened.name))
+    monkeypatch.setattr(
+        library, "_register", lambda opened: library_of()._replace(name=opened.name)
+    )
 
 
 def opened(folder: Path, compiler: str | None = "cc") -> None:
@@ -86,7 +88,9 @@ def test_a_system_without_files_in_memory_loads_a_temporary_one(
     def file_that_cannot_run(name: str) -> int:
         return os.open(os.devnull, os.O_RDWR)
 
-    monkeypatch.setattr(library.os, "memfd_create", refuse if memory == "absent" else file_that_cannot_run)
+    monkeypatch.setattr(
+        library.os, "memfd_create", refuse if memory == "absent" else file_that_cannot_run
+    )
     assert library._loaded(content).orca_jax_width() == library_of().width
 
 
@@ -106,9 +110,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @needs_library
-@pytest.mark.parametrize("damage", [*DAMAGES, "writable by all", "without the functions", "not a library"])
+@pytest.mark.parametrize(
+    "damage", [*DAMAGES, "writable by all", "without the functions", "not a library"]
+)
 def test_a_library_that_must_not_be_used_is_replaced(
-    damage: str, tmp_path: Path, compiled: list[Path | None], content: bytes, caplog: pytest.LogCaptureFixture
+    damage: str,
+    tmp_path: Path,
+    compiled: list[Path | None],
+    content: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     opened(tmp_path)
     file = kept(tmp_path)
@@ -119,7 +129,12 @@ def test_a_library_that_must_not_be_used_is_replaced(
     elif damage == "not a library":
         write_file(file, b"text")
     else:
-        subprocess.run(["cc", "-shared", "-x", "c", "-", "-o", str(tmp_path / "o")], input=OTHER, text=True, check=True)
+        subprocess.run(
+            ["cc", "-shared", "-x", "c", "-", "-o", str(tmp_path / "o")],
+            input=OTHER,
+            text=True,
+            check=True,
+        )
         write_file(file, (tmp_path / "o").read_bytes())
         (tmp_path / "o").unlink()
     with caplog.at_level(logging.WARNING):
@@ -132,7 +147,9 @@ def test_a_library_that_must_not_be_used_is_replaced(
 
 
 @needs_library
-def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path, compiled: list[Path | None]) -> None:
+def test_a_directory_that_cannot_be_written_keeps_nothing(
+    tmp_path: Path, compiled: list[Path | None]
+) -> None:
     (tmp_path / "programs").write_text("not a directory")
     opened(tmp_path / "programs")
     assert kept(tmp_path) == tmp_path / "programs"
@@ -140,7 +157,9 @@ def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path, compil
 
 def script(path: Path, text: str) -> str:
     """A compiler of one version that otherwise runs some commands of a shell."""
-    path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{path.name} 1.0"; exit; fi\n{text}\n')
+    path.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{path.name} 1.0"; exit; fi\n{text}\n'
+    )
     path.chmod(0o755)
     return str(path)
 
@@ -170,12 +189,16 @@ def test_a_compiler_that_fails_is_named_in_the_log(
     monkeypatch.setattr(parts.shutil, "which", lambda name: compiler)
     with caplog.at_level(logging.WARNING):
         assert load_library(str(tmp_path / "programs")) is None
-    assert caplog.messages == ["products are those of XLA, since the library in C cannot be used: a bad option"]
+    assert caplog.messages == [
+        "products are those of XLA, since the library in C cannot be used: a bad option"
+    ]
     assert not list((tmp_path / "programs").iterdir())
 
 
 @needs_library
-def test_a_compiler_that_hangs_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_hangs_ends_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = tmp_path / "child"
     compiler = script(tmp_path / "cc", f"sleep 300 & echo $! > {child}; wait")
     monkeypatch.setattr(parts, "COMPILE_SECONDS", 2.0)
@@ -190,7 +213,9 @@ def test_a_compiler_that_hangs_ends_with_its_children(tmp_path: Path, monkeypatc
 
 
 @needs_library
-def test_another_version_of_the_compiler_makes_another_library(tmp_path: Path, compiled: list[Path | None]) -> None:
+def test_another_version_of_the_compiler_makes_another_library(
+    tmp_path: Path, compiled: list[Path | None]
+) -> None:
     """At the same path; a compiler of the same version at another path makes none."""
     for name, version in (("cc", 1), ("cc", 2), ("gcc", 2)):
         compiler = tmp_path / name
@@ -237,10 +262,14 @@ def test_the_library_of_a_wheel_comes_first(
     monkeypatch.setattr(library, "wheel_file", lambda: tmp_path / "built.so")
     monkeypatch.setattr(library, "names_for", lambda flags: library._NAMES)
     found = load_library(str(tmp_path / "programs"))
-    assert found is not None and found.name.endswith("-built") == is_whole and len(compiled) == (not is_whole)
-    assert [message for message in caplog.messages if "built.so of this package is not used" in message] == (
-        [] if is_whole else caplog.messages
+    assert (
+        found is not None
+        and found.name.endswith("-built") == is_whole
+        and len(compiled) == (not is_whole)
     )
+    assert [
+        message for message in caplog.messages if "built.so of this package is not used" in message
+    ] == ([] if is_whole else caplog.messages)
 
 
 def test_a_wheel_has_each_c_file_for_several_processors() -> None:
@@ -248,14 +277,23 @@ def test_a_wheel_has_each_c_file_for_several_processors() -> None:
 
     def numbers(*more: str) -> list[str]:
         names = parts.names_for([*parts.NEEDED, *more])
-        return [names[name][-1] for name in (parts.ATTENTION, parts.FEW_BITS_PRODUCTS, parts.PACKED_PRODUCTS)]
+        return [
+            names[name][-1]
+            for name in (parts.ATTENTION, parts.FEW_BITS_PRODUCTS, parts.PACKED_PRODUCTS)
+        ]
 
     avx512 = "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"
     assert numbers() == numbers("avx512f", "avx512_bf16") == ["0", "0", "0"]
-    assert numbers(*avx512) == ["1", "1", "1"] and numbers(*avx512, "avx512_vnni") == ["1", "2", "1"]
+    assert numbers(*avx512) == ["1", "1", "1"] and numbers(*avx512, "avx512_vnni") == [
+        "1",
+        "2",
+        "1",
+    ]
     assert numbers(*avx512, "avx512_vnni", "avx512_bf16") == ["2", "2", "2"]
     assert numbers(*avx512, "amx_tile", "avx512_bf16", "amx_bf16") == ["2", "1", "3"]
-    assert ("product", 3, "-mamx-bf16") in [(part.source, part.level, part.options[-1]) for part in parts.wheel_parts()]
+    assert ("product", 3, "-mamx-bf16") in [
+        (part.source, part.level, part.options[-1]) for part in parts.wheel_parts()
+    ]
 
 
 def test_other_c_files_have_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,15 +335,27 @@ def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
     ],
 )
 def test_machines_without_the_library_say_why(
-    lacking: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lacking: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(library.sys, "platform", "darwin" if lacking == "system" else "linux")
-    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64" if lacking == "processor" else "x86_64")
-    monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"] if lacking == "flags" else ["avx2", "f16c", "fma"])
+    monkeypatch.setattr(
+        library.platform, "machine", lambda: "aarch64" if lacking == "processor" else "x86_64"
+    )
+    monkeypatch.setattr(
+        library,
+        "all_cpu_flags",
+        lambda: ["sse2"] if lacking == "flags" else ["avx2", "f16c", "fma"],
+    )
     if lacking == "compiler":
         monkeypatch.setattr(parts.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
         assert load_library(str(tmp_path)) is None
     (message,) = caplog.messages
-    assert message.startswith(f"products are those of XLA, since the library in C is not used: {reason}")
+    assert message.startswith(
+        f"products are those of XLA, since the library in C is not used: {reason}"
+    )
     assert not list(tmp_path.iterdir())

@@ -40,7 +40,11 @@ def unpacked(packed: jax.Array) -> jax.Array:
 
 
 @holds_for(
-    20, pairs=st.integers(1, 5), blocks=st.integers(1, 4), width=st.integers(1, 8), dtype=st.sampled_from(DTYPES)
+    20,
+    pairs=st.integers(1, 5),
+    blocks=st.integers(1, 4),
+    width=st.integers(1, 8),
+    dtype=st.sampled_from(DTYPES),
 )
 def test_a_packed_matrix_has_all_numbers(pairs: int, blocks: int, width: int, dtype: str) -> None:
     matrix = numbers((2 * pairs, blocks * width), dtype)
@@ -64,10 +68,14 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
     width, x = library_of().width, numbers((5, 38), "float32", 1)
     matrices = [numbers((38, 2 * width), dtype, seed) for seed in range(3)]
     stack = api.pack(jnp.stack(matrices), width)
-    multiply = jax.jit(lambda layer, rows=5: api.packed_product(x, api.Packed(stack, api.LayerRows(layer, rows))))
+    multiply = jax.jit(
+        lambda layer, rows=5: api.packed_product(x, api.Packed(stack, api.LayerRows(layer, rows)))
+    )
     for layer, matrix in enumerate(matrices):
         np.testing.assert_array_equal(stack[layer], api.pack(matrix, width))
-        np.testing.assert_array_equal(multiply(layer), api.packed_product(x, api.pack(matrix, width)))
+        np.testing.assert_array_equal(
+            multiply(layer), api.packed_product(x, api.pack(matrix, width))
+        )
     for layer, rows in ((-1, 5), (3, 5), (0, -1)):
         with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such place"):
             multiply(layer, rows).block_until_ready()
@@ -84,13 +92,17 @@ def test_matrices_of_a_stack_with_their_own_rows(dtype: str) -> None:
 
     @jax.jit
     def multiply(layer: int, sizes: tuple[int, ...]) -> jax.Array:
-        return api.packed_products(x, [api.Packed(stack, api.LayerRows(jnp.int32(layer), jnp.array(sizes)))] * 2)[1]
+        return api.packed_products(
+            x, [api.Packed(stack, api.LayerRows(jnp.int32(layer), jnp.array(sizes)))] * 2
+        )[1]
 
     found = multiply(1, sizes)
     for index, size in enumerate(sizes):
         rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
         if size:
-            np.testing.assert_array_equal(found[rows], api.packed_product(x[rows], stack[1 + index]))
+            np.testing.assert_array_equal(
+                found[rows], api.packed_product(x[rows], stack[1 + index])
+            )
     np.testing.assert_array_equal(multiply(1, (5, 0, 13, 2**30))[:18], found[:18])
     for layer, wrong in ((3, sizes), (0, (3, -1, 4, 4))):
         with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such place"):
@@ -126,7 +138,9 @@ def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
     x, packed = numbers((29, 96), "float32", 1), api.pack(numbers((96, 2 * width), dtype), width)
     together = np.asarray(api.packed_product(x, packed))
     for row in range(29):
-        np.testing.assert_array_equal(np.asarray(api.packed_product(x[row : row + 1], packed))[0], together[row])
+        np.testing.assert_array_equal(
+            np.asarray(api.packed_product(x[row : row + 1], packed))[0], together[row]
+        )
 
 
 @needs_library

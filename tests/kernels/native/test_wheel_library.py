@@ -44,12 +44,17 @@ def data_of(hook: LibraryHook, version: str = "standard") -> dict[str, Any]:
         (b"another C library", "linux_x86_64"),
     ],
 )
-def test_the_platform_is_that_of_the_symbols(content: bytes, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_is_that_of_the_symbols(
+    content: bytes, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hook = hook_of(monkeypatch, content)
     data = data_of(hook)
     ((made, place),) = data["force_include"].items()
     assert (data["tag"], data["pure_python"]) == (f"py3-none-{tag}", False)
-    assert ROOT / place == compiler.wheel_file() and compiler.unsealed(Path(made).read_bytes()) == content
+    assert (
+        ROOT / place == compiler.wheel_file()
+        and compiler.unsealed(Path(made).read_bytes()) == content
+    )
     hook.finalize("standard", data, "")
     assert not Path(made).parent.exists()
     assert hook.dependencies() == ["jaxlib>=0.11.2"]
@@ -69,7 +74,10 @@ def test_a_machine_that_cannot_compile_says_why(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> bytes:
         raise OSError("the disk is full")
 
-    cases = {"has no C compiler": {"found_compiler": lambda: None}, "the disk is full": {"compiled": fail}}
+    cases = {
+        "has no C compiler": {"found_compiler": lambda: None},
+        "the disk is full": {"compiled": fail},
+    }
     for reason, functions in cases.items():
         hook = hook_of(monkeypatch, b"", **functions)
         assert data_of(hook) == {"force_include": {}}

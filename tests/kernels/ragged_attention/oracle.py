@@ -14,14 +14,36 @@ from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 
 INCREMENTS = [
     Case("one page, partly filled", ((1, 1), (1, 15)), page_size=16),
-    Case("whole pages and parts of one", ((1, 16), (1, 17), (1, 64)), page_size=16, padding_tokens=2, padding_rows=1),
+    Case(
+        "whole pages and parts of one",
+        ((1, 16), (1, 17), (1, 64)),
+        page_size=16,
+        padding_tokens=2,
+        padding_rows=1,
+    ),
     Case("pages of 128, heads of 64", ((1, 200), (1, 129), (1, 128), (1, 3)), 4, 4, 64, 128),
     Case("two heads of each KV head", ((1, 200), (1, 31)), 6, 3, 64, 32),
     Case("four small heads of each KV head", ((1, 200), (1, 31)), 8, 2, 8, 32),
     Case("window within a page", ((1, 5), (1, 64), (1, 70)), page_size=32, sliding_window=6),
-    Case("window over pages, soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, sliding_window=37, soft_cap=2.0),
+    Case(
+        "window over pages, soft cap",
+        ((1, 40), (1, 90)),
+        4,
+        2,
+        page_size=16,
+        sliding_window=37,
+        soft_cap=2.0,
+    ),
     Case("soft cap", ((1, 40), (1, 90)), 4, 2, page_size=16, soft_cap=2.0),
-    Case("increments in bfloat16", ((1, 40), (1, 33)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
+    Case(
+        "increments in bfloat16",
+        ((1, 40), (1, 33)),
+        6,
+        3,
+        dtype="bfloat16",
+        page_dtype="bfloat16",
+        page_size=16,
+    ),
     Case("float16", ((1, 40), (1, 33)), 6, 3, dtype="float16", page_dtype="float16", page_size=16),
 ]
 
@@ -35,7 +57,12 @@ def meanings(case: Case) -> tuple[Hashable, ...]:
     """The aspects for an implementation that treats all sizes alike."""
     longest = bisect(LENGTHS, max(count for count, _ in case.requests))
     types, is_grouped = (case.dtype, case.page_dtype), case.num_heads > case.num_kv_heads
-    scores = case.sliding_window is not None, case.soft_cap is not None, case.has_sinks, np.isinf(case.filler)
+    scores = (
+        case.sliding_window is not None,
+        case.soft_cap is not None,
+        case.has_sinks,
+        np.isinf(case.filler),
+    )
     return (*types, case.padding_tokens > 0, *scores, is_grouped, longest)
 
 

@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from orca_jax.kernels.ragged_attention.hopper import assembler
-from orca_jax.kernels.ragged_attention.hopper.assembler import find_ptxas, ptxas_version, refusal_of_assembler
+from orca_jax.kernels.ragged_attention.hopper.assembler import (
+    find_ptxas,
+    ptxas_version,
+    refusal_of_assembler,
+)
 
 ANSWER = "ptxas: NVIDIA (R) Ptx optimizing assembler\\nCuda compilation tools, release 12.9, V{version}\\n"
 
@@ -51,7 +55,8 @@ def test_the_version_of_ptxas_decides(
 
 
 @pytest.mark.parametrize(
-    ("runtime", "is_refused"), [(0, False), (12060, False), (12080, True), (12090, True), (13000, False)]
+    ("runtime", "is_refused"),
+    [(0, False), (12060, False), (12080, True), (12090, True), (13000, False)],
 )
 def test_without_an_assembler_the_runtime_decides(
     runtime: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -60,7 +65,9 @@ def test_without_an_assembler_the_runtime_decides(
     assert (refusal_of_assembler() is not None) == is_refused
 
 
-def test_the_package_of_nvjitlink_is_asked_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_package_of_nvjitlink_is_asked_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("jax._src.lib.cuda_path", toolkit(tmp_path / "cuda", "12.9.86"))
     monkeypatch.setattr(assembler, "nvjitlink_version", lambda: (12, 8, 93))
     assert "nvJitLink 12.8.93" in str(refusal_of_assembler())
@@ -74,13 +81,16 @@ def test_where_ptxas_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(assembler, "SYSTEM", system)
     assert find_ptxas() == f"{system}/bin/ptxas"
     monkeypatch.setenv("PATH", toolkit(tmp_path / "path", "12.9.86") + "/bin")
-    monkeypatch.setattr("jax._src.lib.cuda_path", "None")  # JAX's path without an assembler in its package
+    # JAX's path without an assembler in its package
+    monkeypatch.setattr("jax._src.lib.cuda_path", "None")
     assert find_ptxas() == f"{tmp_path}/path/bin/ptxas"
     monkeypatch.setattr("jax._src.lib.cuda_path", toolkit(tmp_path / "jax", "12.9.86"))
     assert find_ptxas() == f"{tmp_path}/jax/bin/ptxas"
 
 
-def test_an_assembler_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_assembler_that_tells_nothing_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = toolkit(tmp_path / "cuda", "12.9.86")
     (tmp_path / "cuda" / "bin" / "ptxas").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     monkeypatch.setattr("jax._src.lib.cuda_path", folder)

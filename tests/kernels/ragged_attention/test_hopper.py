@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from orca_jax.kernels.ragged_attention import Scores, implementations, triton
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import attention
-from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
+from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES
 from tests.aot.ptx import TENSOR_ALIGNMENT
 from tests.kernels.ragged_attention.oracle import reference
 
@@ -36,10 +36,14 @@ def fit(case: Case) -> Case:
 def check(case: Case) -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     interpret = plgpu.InterpretGPUParams()
-    attend = jax.jit(lambda a: ragged_attention_gpu(*a, case.scores, multiprocessors=1, interpret=interpret))
+    attend = jax.jit(
+        lambda a: attention.attend(*a, case.scores, multiprocessors=1, interpret=interpret)
+    )
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
-    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    np.testing.assert_allclose(
+        actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance
+    )
     assert np.isfinite(actual).all()
 
 
@@ -51,12 +55,13 @@ def test_both_phases() -> None:
 def test_a_window_is_a_constant() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(fit(MIXED), layout="token_major"))
     with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
-        ragged_attention_gpu(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
+        attention.attend(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # the simulator multiplies infinity
+# the simulator multiplies infinity
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(fit(case))
@@ -78,7 +83,7 @@ def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) 
     case = replace(fit(CASES[0]), **change)  # type: ignore[arg-type]
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     with pytest.raises(NotImplementedError, match=reason):
-        ragged_attention_gpu(*arrays, Scores(1.0))
+        attention.attend(*arrays, Scores(1.0))
 
 
 def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
@@ -86,7 +91,9 @@ def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
     assert all(2 * head_dim % TENSOR_ALIGNMENT == 0 for head_dim in HEAD_DIMS)
 
 
-@pytest.mark.parametrize(("platform", "cores", "expected"), [("gpu", 78, 78), ("gpu", None, 132), ("cpu", 2, 132)])
+@pytest.mark.parametrize(
+    ("platform", "cores", "expected"), [("gpu", 78, 78), ("gpu", None, 132), ("cpu", 2, 132)]
+)
 def test_multiprocessors_are_those_of_the_card(
     platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +101,10 @@ def test_multiprocessors_are_those_of_the_card(
     device = Mock(jax.Device, platform=platform, core_count=cores)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    for module, function in ((attention, ragged_attention_gpu), (triton, triton.ragged_attention_triton)):
+    for module in (attention, triton):
         launch = Mock(return_value=arrays.q)
         monkeypatch.setattr(module, "_ragged", launch)
-        function(*arrays, Scores(1.0))
+        module.attend(*arrays, Scores(1.0))
         assert launch.call_args.args[-2] == expected
 
 

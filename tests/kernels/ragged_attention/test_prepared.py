@@ -8,14 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import KVPages, TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import attend_prepared
+from orca_jax.values.config import PageLayout
 from tests.kernels.native.machine import needs_library
 
-CASE = Case("groups", ((1, 20), (1, 33), (7, 30)), 2, 1, 64, 16, padding_tokens=2, padding_rows=1, sliding_window=19)
+CASE = Case(
+    "groups",
+    ((1, 20), (1, 33), (7, 30)),
+    2,
+    1,
+    64,
+    16,
+    padding_tokens=2,
+    padding_rows=1,
+    sliding_window=19,
+)
 ON_CPUS = ["reference", "xla", pytest.param("native", marks=needs_library), "gather"]
 ELSEWHERE = ["tpu", "gpu", "triton"]
 
@@ -24,8 +34,12 @@ def two_tables(layout: PageLayout) -> tuple[Any, KVPages, list[RowArrays]]:
     """Queries, pages, and the same requests in two parts of the pages, with other lengths."""
     q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(CASE, layout=layout))
     num_pages = jax.tree.leaves(pages)[0].shape[0]
-    pages = jax.tree.map(lambda pool: jnp.concatenate([jnp.nan_to_num(pool, nan=0.5), pool[::-1]]), pages)
-    shorter = requests._replace(context_len=jnp.maximum(requests.context_len - 16, requests.query_len))
+    pages = jax.tree.map(
+        lambda pool: jnp.concatenate([jnp.nan_to_num(pool, nan=0.5), pool[::-1]]), pages
+    )
+    shorter = requests._replace(
+        context_len=jnp.maximum(requests.context_len - 16, requests.query_len)
+    )
     table = 2 * num_pages - 1 - requests.page_table
     return q, pages, [shorter, requests._replace(page_table=table)]
 
@@ -36,19 +50,25 @@ def stacked(prepared: list[Any]) -> Any:
 
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
-    "name", [name if name == "xla" else pytest.param(name, marks=pytest.mark.slow) for name in ON_CPUS]
+    "name",
+    [name if name == "xla" else pytest.param(name, marks=pytest.mark.slow) for name in ON_CPUS],
 )
 def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
     q, pages, tables = two_tables("head_major")
     device = jax.devices()[0]
     new = jnp.asarray(np.random.default_rng(2).standard_normal((2, q.shape[0], 1, 64)), jnp.float32)
     layer = partial(write_and_attend, device, q, *new, pages, implementation=name)
-    plans = [prepare(device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, table, name) for table in tables]
+    plans = [
+        prepare(device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, table, name)
+        for table in tables
+    ]
 
     @jax.jit
     def scan(plans: Any) -> jax.Array:
         def body(_: None, group: jax.Array) -> tuple[None, jax.Array]:
-            return None, layer(jax.tree.map(lambda leaf: leaf[group], plans), jnp.int32(0), CASE.scores)[0]
+            return None, layer(
+                jax.tree.map(lambda leaf: leaf[group], plans), jnp.int32(0), CASE.scores
+            )[0]
 
         return jax.lax.scan(body, None, jnp.arange(2))[1]
 
@@ -64,7 +84,10 @@ def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
 def test_a_traced_group_selects_a_plan_for_tpus() -> None:
     q, pages, tables = two_tables("token_major")
     assert isinstance(pages, TokenMajorPages)
-    plans = [prepare(jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype), pages, each, "tpu") for each in tables]
+    plans = [
+        prepare(jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype), pages, each, "tpu")
+        for each in tables
+    ]
     used = int(tables[0].query_len.sum())
 
     @jax.jit

@@ -11,14 +11,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
-from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, gather, ragged_attention, xla
+from orca_jax.kernels.ragged_attention import (
+    NO_WINDOW,
+    RowArrays,
+    Scores,
+    gather,
+    ragged_attention,
+    xla,
+)
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from orca_jax.values.config import PageLayout
 from tests.covering import covering
-from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, meanings, numpy_attention, reference, run
+from tests.kernels.ragged_attention.oracle import (
+    INCREMENTS,
+    aspects,
+    meanings,
+    numpy_attention,
+    reference,
+    run,
+)
 
-PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
+PACKED = [
+    case
+    for case in CASES
+    if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")
+]
 COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASES] + [
     ("token_major", case) for case in PACKED
 ]
@@ -43,7 +61,9 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "case"), COMPARED, ids=lambda x: x.name if isinstance(x, Case) else x)
+@pytest.mark.parametrize(
+    ("layout", "case"), COMPARED, ids=lambda x: x.name if isinstance(x, Case) else x
+)
 def test_the_programs_that_users_run_equal_the_reference(case: Case, layout: PageLayout) -> None:
     check_xla(case, layout)
 
@@ -52,14 +72,24 @@ def check_xla(case: Case, layout: PageLayout) -> None:
     arrays = make_arrays(case, seed=1, layout=layout)
     used = int(arrays.requests.query_len.sum())
     actual = run(arrays, case, "xla").astype(np.float32)
-    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
-    assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
+    np.testing.assert_allclose(
+        actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance
+    )
+    assert np.isfinite(actual).all(), (
+        "padding must stay finite, since it flows through the other layers"
+    )
 
 
 WITHOUT_VALUES = [
     case
     for case in CASES
-    if case.name in ("increments and chunks with padding", "window and soft cap", "int8 pages", "all heads share one")
+    if case.name
+    in (
+        "increments and chunks with padding",
+        "window and soft cap",
+        "int8 pages",
+        "all heads share one",
+    )
 ]
 
 
@@ -111,7 +141,9 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
     ("implementation", "name"),
-    covering(product(("xla", "gather", "reference"), ("sliding window", "window within a page")), size=1),
+    covering(
+        product(("xla", "gather", "reference"), ("sliding window", "window within a page")), size=1
+    ),
 )
 def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
     case = next(case for case in (*CASES, *INCREMENTS) if case.name == name)
@@ -120,11 +152,17 @@ def test_layers_with_several_windows_share_a_program(implementation: str, name: 
         arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1))
         used = int(arrays.requests.query_len.sum())
         actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))))
-        np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
+        np.testing.assert_allclose(
+            actual[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance
+        )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "bfloat16" in case.name], ids=lambda case: case.name)
-def test_xla_multiplies_bfloat16_as_the_processor_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "bfloat16" in case.name], ids=lambda case: case.name
+)
+def test_xla_multiplies_bfloat16_as_the_processor_does(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With operands of bfloat16 or float32, by the processor. Both are near the oracle, and they differ."""
     arrays = make_arrays(case, seed=1)
     used = int(arrays.requests.query_len.sum())
@@ -132,17 +170,23 @@ def test_xla_multiplies_bfloat16_as_the_processor_does(case: Case, monkeypatch: 
     for multiplies in (True, False):
         monkeypatch.setattr(xla, "multiplies_bfloat16", lambda answer=multiplies: answer)
         found.append(run(arrays, case, "xla").astype(np.float32)[:used])
-        np.testing.assert_allclose(found[-1], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+        np.testing.assert_allclose(
+            found[-1], reference(case)[:used], rtol=1e-5, atol=case.tolerance
+        )
     assert (found[0] != found[1]).any()
 
 
 GATHERED: list[tuple[PageLayout, Case]] = [("head_major", CASES[-3])] + [
-    ("token_major", case) for case in CASES if case.name in ("more queries than one block", "window and soft cap")
+    ("token_major", case)
+    for case in CASES
+    if case.name in ("more queries than one block", "window and soft cap")
 ]
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize(("layout", "case"), GATHERED, ids=lambda x: x.name if isinstance(x, Case) else x)
+@pytest.mark.parametrize(
+    ("layout", "case"), GATHERED, ids=lambda x: x.name if isinstance(x, Case) else x
+)
 def test_gather_equals_reference(case: Case, layout: PageLayout) -> None:
     check_gather(case, layout)
 
@@ -157,7 +201,9 @@ def check_gather(case: Case, layout: PageLayout) -> None:
     arrays = make_arrays(case, seed=1, layout=layout)
     used = int(arrays.requests.query_len.sum())
     actual = run(arrays, case, "gather").astype(np.float32)
-    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    np.testing.assert_allclose(
+        actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance
+    )
     assert np.isfinite(actual).all()
 
 
@@ -165,7 +211,10 @@ def test_gather_leaves_out_the_pages_before_a_window() -> None:
     """One row in its 1,000th token and a tile of queries from position 500 on, with pages of 16 tokens."""
     lists = jnp.arange(2 * 64).reshape(2, 64)
     rows = gather._Rows(
-        jnp.zeros((2, 4, 1, 1, 8)), lists, jnp.array([[999] * 4, [500, 501, 502, 503]]), jnp.array([1000, 504])
+        jnp.zeros((2, 4, 1, 1, 8)),
+        lists,
+        jnp.array([[999] * 4, [500, 501, 502, 503]]),
+        jnp.array([1000, 504]),
     )
     found = gather._from_window(rows, 40, 16)
     assert found.contexts.tolist() == [1000 - 60 * 16, 504 - 28 * 16]
@@ -199,9 +248,13 @@ def test_a_request_does_not_depend_on_other_requests() -> None:
     merged = run(arrays, together, "xla")
     for row, (count, _) in enumerate(together.requests):
         start = arrays.requests.query_start[row]
-        one = RowArrays(*(each[row : row + 1] for each in arrays.requests))._replace(query_start=np.zeros(1, np.int32))
+        one = RowArrays(*(each[row : row + 1] for each in arrays.requests))._replace(
+            query_start=np.zeros(1, np.int32)
+        )
         alone = Arrays(arrays.q[start : start + count], arrays.pages, one)
-        np.testing.assert_allclose(run(alone, together, "xla"), merged[start : start + count], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            run(alone, together, "xla"), merged[start : start + count], rtol=1e-6, atol=1e-6
+        )
 
 
 def test_unknown_implementation_names_the_known_ones() -> None:

@@ -10,15 +10,22 @@ import pytest
 
 from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
-from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
-from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu.blocks import (
+    BlockSizes,
+    Heads,
+    read_table,
+    rule,
+    write_table,
+)
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
 from tests.kernels.ragged_attention.oracle import reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
-pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
+# interpreted kernels are not the programs that users run
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 TINY = BlockSizes(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens
@@ -27,10 +34,14 @@ TINY = BlockSizes(
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Compare the kernels' outputs with the oracle's; padding must be finite."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
-    attend = jax.jit(lambda a: ragged_attention_tpu(*a, case.scores, blocks=blocks, interpret=interpret))
+    attend = jax.jit(
+        lambda a: ragged_attention_tpu(*a, case.scores, blocks=blocks, interpret=interpret)
+    )
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
-    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
+    np.testing.assert_allclose(
+        actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance
+    )
     assert np.isfinite(actual).all()
 
 
@@ -58,13 +69,25 @@ def test_parts_without_masks(window: int | None) -> None:
     check(replace(LONG, sliding_window=window), True, TINY)
 
 
-@pytest.mark.parametrize(("window", "first"), [(40, [8, 8, 4]), (300, [3, 0, 0]), (None, [0, 0, 0])])
+@pytest.mark.parametrize(
+    ("window", "first"), [(40, [8, 8, 4]), (300, [3, 0, 0]), (None, [0, 0, 0])]
+)
 def test_transfers_begin_at_the_window(window: int | None, first: list[int]) -> None:
     """The last query of 1,000 tokens, in the last three fetches of 8 pages of 16 tokens; the last one is partial."""
-    shape = TpuShape(1, 1, 128, 16, jnp.float32, 8, 8, 1, 8, window is not None, None, jnp.float32, False)
+    shape = TpuShape(
+        1, 1, 128, 16, jnp.float32, 8, 8, 1, 8, window is not None, None, jnp.float32, False
+    )
     one = jnp.array([1])
     rows = RowScalars(
-        shape, jnp.array([0, 1]), one - 1, one, one - 1, one, 1000 * one, one, jnp.array([window or NO_WINDOW])
+        shape,
+        jnp.array([0, 1]),
+        one - 1,
+        one,
+        one - 1,
+        one,
+        1000 * one,
+        one,
+        jnp.array([window or NO_WINDOW]),
     )
     steps = [(jnp.int32(0), jnp.int32(0), jnp.int32(fetch)) for fetch in (5, 6, 7)]
     assert [int(jnp.minimum(rows.first_page_of(step), 8)) for step in steps] == first
@@ -73,12 +96,18 @@ def test_transfers_begin_at_the_window(window: int | None, first: list[int]) -> 
 
 @pytest.mark.slow
 def test_layers_with_several_windows_share_a_kernel() -> None:
-    attend = jax.jit(lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True))
+    attend = jax.jit(
+        lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True)
+    )
     for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):
         arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1, layout="token_major"))
         used = int(arrays.requests.query_len.sum())
-        actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))), np.float32)
-        np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance)
+        actual = np.asarray(
+            attend(arrays, Scores(0.25, layer_window=jnp.int32(window))), np.float32
+        )
+        np.testing.assert_allclose(
+            actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance
+        )
 
 
 @pytest.mark.slow
@@ -127,6 +156,9 @@ def test_the_rule_keeps_its_bounds(kv_heads: int, groups: int, page_size: int) -
 
 
 def test_the_table_survives_a_round_trip() -> None:
-    table = {Heads("TPU v5 lite", 8, 4, 128, 64, 2): TINY, Heads("TPU v6 lite", 12, 1, 64, 128, 2): TINY}
+    table = {
+        Heads("TPU v5 lite", 8, 4, 128, 64, 2): TINY,
+        Heads("TPU v6 lite", 12, 1, 64, 128, 2): TINY,
+    }
     assert read_table(write_table(table)) == table
     assert read_table(write_table({})) == {}

@@ -14,7 +14,8 @@ from orca_jax.kernels.ragged_attention import Scores, implementations
 from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import assembler
-from orca_jax.kernels.ragged_attention.triton import PARTS, ragged_attention_triton, refusal
+from orca_jax.kernels.ragged_attention.triton import PARTS, refusal
+from orca_jax.kernels.ragged_attention.triton import attend as ragged_attention_triton
 from tests.kernels.ragged_attention.oracle import reference
 
 MIXED = Case(
@@ -29,9 +30,25 @@ MIXED = Case(
     soft_cap=2.0,
 )
 HALF = Case(
-    "float16, a head of 48", ((1, 40), (9, 33)), 2, 1, 48, 16, padding_tokens=1, dtype="float16", page_dtype="float16"
+    "float16, a head of 48",
+    ((1, 40), (9, 33)),
+    2,
+    1,
+    48,
+    16,
+    padding_tokens=1,
+    dtype="float16",
+    page_dtype="float16",
 )
-PREFIX = Case("blocks without masks, fp8 pages", ((1, 290), (140, 300)), 2, 1, 64, 16, page_dtype="float8_e4m3fn")
+PREFIX = Case(
+    "blocks without masks, fp8 pages",
+    ((1, 290), (140, 300)),
+    2,
+    1,
+    64,
+    16,
+    page_dtype="float8_e4m3fn",
+)
 
 
 def fitted(case: Case) -> Case:
@@ -75,7 +92,15 @@ def test_every_case(case: Case) -> None:
 @pytest.mark.parametrize("head_dim", PARTS)
 def test_every_page_size_and_head_dim(head_dim: int, page_size: int) -> None:
     case = Case(
-        "", ((1, 257), (1, 31), (9, 140)), 4, 2, head_dim, page_size, 3, dtype="bfloat16", page_dtype="bfloat16"
+        "",
+        ((1, 257), (1, 31), (9, 140)),
+        4,
+        2,
+        head_dim,
+        page_size,
+        3,
+        dtype="bfloat16",
+        page_dtype="bfloat16",
     )
     check(case)
 
@@ -96,7 +121,9 @@ def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_unsupported_shapes_are_refused(change: dict[str, Any], num_pages: int, reason: str) -> None:
+def test_unsupported_shapes_are_refused(
+    change: dict[str, Any], num_pages: int, reason: str
+) -> None:
     case = replace(fitted(CASES[0]), **change)
     found: list[str | None] = []
     jax.eval_shape(lambda q, pages: found.append(refusal(q, pages)), *shapes(case, num_pages))
@@ -133,7 +160,9 @@ HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat
         ("gfx942", {}, "gather"),
     ],
 )
-def test_default_kernels_of_each_gpu(capability: str, change: dict[str, Any], expected: str) -> None:
+def test_default_kernels_of_each_gpu(
+    capability: str, change: dict[str, Any], expected: str
+) -> None:
     device = Mock(jax.Device, platform="gpu", compute_capability=capability)
     case = replace(HOPPERS, **change)
     found = choose_backend(device, *abstract(case))
@@ -151,7 +180,11 @@ def abstract(case: Case) -> tuple[Any, KVPages]:
     ("capability", "change", "reason"),
     [
         ("9.0", {"head_dim": 72}, "the default of Card; attention 'gpu' supports head dims"),
-        ("7.5", {}, "the default of Card; 'gpu' is for GPUs of compute capability 9; 'triton' is for GPUs of compute"),
+        (
+            "7.5",
+            {},
+            "the default of Card; 'gpu' is for GPUs of compute capability 9; 'triton' is for GPUs of compute",
+        ),
         ("9.0", {}, "the default of Card; attention 'gpu' needs ptxas"),
     ],
 )

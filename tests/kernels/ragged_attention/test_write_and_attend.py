@@ -17,11 +17,17 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
 from tests.kernels.strictly import strictly
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
+# interpreted kernels are not the programs that users run
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 TINY = BlockSizes(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
 # Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.
-HARD = Case("places", ((1, 1), (1, 8), (1, 9), (1, 33), (1, 40), (5, 21), (3, 3)), padding_tokens=3, padding_rows=2)
+HARD = Case(
+    "places",
+    ((1, 1), (1, 8), (1, 9), (1, 33), (1, 40), (5, 21), (3, 3)),
+    padding_tokens=3,
+    padding_rows=2,
+)
 TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
 
 
@@ -35,19 +41,26 @@ def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     options = {"blocks": blocks, "interpret": interpret}
 
     # Of a layer whose pages begin at the third.
-    plan = plan_attention(q, pages, requests.of_layer(jnp.int32(-2)), blocks or blocks_for(q, pages)).of_layer(
-        jnp.int32(2)
+    plan = plan_attention(
+        q, pages, requests.of_layer(jnp.int32(-2)), blocks or blocks_for(q, pages)
+    ).of_layer(jnp.int32(2))
+    actual, written = jax.jit(partial(write_and_attend_tpu, **options))(
+        q, k, v, pages, plan, case.scores
     )
-    actual, written = jax.jit(partial(write_and_attend_tpu, **options))(q, k, v, pages, plan, case.scores)
     scattered = write_kv(pages, k, v, requests, implementation="scatter")
     wanted = ragged_attention(q, scattered, requests, case.scores, implementation="reference")
     used = sum(count for count, _ in case.requests)
     np.testing.assert_allclose(
-        np.asarray(actual, np.float32)[:used], np.asarray(wanted, np.float32)[:used], rtol=1e-5, atol=case.tolerance
+        np.asarray(actual, np.float32)[:used],
+        np.asarray(wanted, np.float32)[:used],
+        rtol=1e-5,
+        atol=case.tolerance,
     )
     assert isinstance(written, TokenMajorPages)
     owned = slots_with_tokens(case, arrays.requests.page_table)
-    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, scattered)))
+    np.testing.assert_array_equal(
+        *(np.asarray(x.kv, np.float32)[owned] for x in (written, scattered))
+    )
     others = np.setdiff1d(np.arange(pages.kv.shape[0]), np.unique(np.nonzero(owned)[0]))
     np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[others] for x in (written, pages)))
 
@@ -78,7 +91,12 @@ def kernels_outside_conditions(jaxpr: Any) -> list[str]:
             found.append(str(equation.params["name"]))
         elif equation.primitive.name != "cond":
             inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
-            found += [name for part in inner if hasattr(part, "eqns") for name in kernels_outside_conditions(part)]
+            found += [
+                name
+                for part in inner
+                if hasattr(part, "eqns")
+                for name in kernels_outside_conditions(part)
+            ]
     return found
 
 
@@ -103,7 +121,9 @@ def test_no_kernel_runs_for_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [HARD, *(pytest.param(case, marks=pytest.mark.slow) for case in TAKEN)], ids=lambda case: case.name
+    "case",
+    [HARD, *(pytest.param(case, marks=pytest.mark.slow) for case in TAKEN)],
+    ids=lambda case: case.name,
 )
 def test_every_case(case: Case) -> None:
     check(case, interpret=True)
@@ -111,7 +131,9 @@ def test_every_case(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["one token", "bfloat16", "25 heads of 64", "sliding window", "pages of 256 tokens"])
+@pytest.mark.parametrize(
+    "name", ["one token", "bfloat16", "25 heads of 64", "sliding window", "pages of 256 tokens"]
+)
 def test_cases_without_races(name: str) -> None:
     case = BY_NAME[name]
     check_strictly(case, TINY if sum(context for _, context in case.requests) < 100 else None)
@@ -129,6 +151,10 @@ def test_quantised_pages_are_written_first(name: str) -> None:
     actual, written = layer(q, k, v, pages, plan, case.scores)
     wanted_pages = write_kv(pages, k, v, requests, implementation="pages")
     wanted = ragged_attention(q, wanted_pages, requests, case.scores, implementation="reference")
-    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (actual, wanted)), rtol=1e-5, atol=case.tolerance)
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (actual, wanted)), rtol=1e-5, atol=case.tolerance
+    )
     owned = slots_with_tokens(case, requests.page_table)
-    np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, wanted_pages)))
+    np.testing.assert_array_equal(
+        *(np.asarray(x.kv, np.float32)[owned] for x in (written, wanted_pages))
+    )

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 TOKENS, ROWS, POOL = 40, 6, 14
 CHANNELS, TAPS, HEADS, KEYS, DIM = 3, 4, 2, 3, 4
 FEW = settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
 UNIT = 2e-5  # largest difference from float64, for results of order ten
 
@@ -61,13 +63,20 @@ def mixes(draw: st.DrawFn) -> Mix:
     in_place = draw(st.lists(st.booleans(), min_size=count, max_size=count))
     source = tuple(indices[:count])
     target = tuple(indices[i] if stays else indices[count + i] for i, stays in enumerate(in_place))
-    return Mix(tuple(lengths), source, target, tuple(draw(st.lists(st.booleans(), min_size=count, max_size=count))))
+    return Mix(
+        tuple(lengths),
+        source,
+        target,
+        tuple(draw(st.lists(st.booleans(), min_size=count, max_size=count))),
+    )
 
 
 def pool(mix: Mix, *shape: int) -> np.ndarray:
     """Random states. Those that must not be read are NaN."""
     states = np.random.default_rng(len(mix.lengths)).normal(size=(POOL, *shape)).astype(np.float32)
-    read = {source for source, is_fresh in zip(mix.source, mix.is_fresh, strict=True) if not is_fresh}
+    read = {
+        source for source, is_fresh in zip(mix.source, mix.is_fresh, strict=True) if not is_fresh
+    }
     states[[index for index in range(POOL) if index not in read]] = np.nan
     return states
 
@@ -76,11 +85,17 @@ def values(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def expected_conv(mix: Mix, x: np.ndarray, kernel: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expected_conv(
+    mix: Mix, x: np.ndarray, kernel: np.ndarray, states: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     out, after, token = np.zeros(x.shape), states.copy(), 0
     for length, source, target, is_fresh in zip(*mix, strict=True):
         seen = [
-            *(np.zeros((TAPS - 1, CHANNELS)) if is_fresh else states[source].astype(np.float64).reshape(-1, CHANNELS))
+            *(
+                np.zeros((TAPS - 1, CHANNELS))
+                if is_fresh
+                else states[source].astype(np.float64).reshape(-1, CHANNELS)
+            )
         ]
         for _ in range(length):
             seen.append(x[token].astype(np.float64))
@@ -95,10 +110,14 @@ def linear_tokens(*, has_beta: bool) -> linear.LinearTokens:
     keys, shares = values(4, TOKENS, HEADS, KEYS) / KEYS**0.5, values(7, TOKENS, HEADS)
     decay = -np.exp(values(6, TOKENS, HEADS))
     beta = 1 / (1 + np.exp(-shares)) if has_beta else None
-    return linear.LinearTokens(values(3, TOKENS, HEADS, KEYS), keys, values(5, TOKENS, HEADS, DIM), decay, beta)
+    return linear.LinearTokens(
+        values(3, TOKENS, HEADS, KEYS), keys, values(5, TOKENS, HEADS, DIM), decay, beta
+    )
 
 
-def expected_linear(mix: Mix, tokens: linear.LinearTokens, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expected_linear(
+    mix: Mix, tokens: linear.LinearTokens, states: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     out, after, token = np.zeros((TOKENS, HEADS, DIM)), states.copy(), 0
     for length, source, target, is_fresh in zip(*mix, strict=True):
         state = np.zeros((HEADS, KEYS, DIM)) if is_fresh else states[source].astype(np.float64)
@@ -106,7 +125,9 @@ def expected_linear(mix: Mix, tokens: linear.LinearTokens, states: np.ndarray) -
             q, k, v, decay = (np.asarray(each)[token].astype(np.float64) for each in tokens[:4])
             state = np.exp(decay)[:, None, None] * state
             if tokens.beta is not None:
-                v = np.asarray(tokens.beta)[token][:, None] * (v - np.einsum("hk,hkv->hv", k, state))
+                v = np.asarray(tokens.beta)[token][:, None] * (
+                    v - np.einsum("hk,hkv->hv", k, state)
+                )
             state = state + k[:, :, None] * v[:, None]
             out[token] = np.einsum("hd,hde->he", q, state)
             token += 1
@@ -128,7 +149,8 @@ def short_chunks() -> Any:
 
 
 def check(found: tuple[jax.Array, jax.Array], wanted: tuple[np.ndarray, np.ndarray]) -> None:
-    for ours, theirs in zip(found, wanted, strict=True):  # NaN equals NaN: what is not a target is not touched
+    # NaN equals NaN: what is not a target is not touched
+    for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=UNIT, atol=UNIT)
 
 
@@ -136,7 +158,11 @@ def check(found: tuple[jax.Array, jax.Array], wanted: tuple[np.ndarray, np.ndarr
 @FEW
 @given(mix=mixes())
 def test_short_conv(implementation: str, mix: Mix) -> None:
-    x, kernel, states = values(1, TOKENS, CHANNELS), values(2, TAPS, CHANNELS), pool(mix, (TAPS - 1) * CHANNELS)
+    x, kernel, states = (
+        values(1, TOKENS, CHANNELS),
+        values(2, TAPS, CHANNELS),
+        pool(mix, (TAPS - 1) * CHANNELS),
+    )
     found = compiled(conv.short_conv, implementation)(x, kernel, states, mix.rows)
     check(found, expected_conv(mix, x, kernel, states))
 
@@ -160,7 +186,12 @@ def test_chunks_of_a_prompt_change_no_result_of_a_convolution(cuts: tuple[int, .
     def convolved(cuts: tuple[int, ...]) -> np.ndarray:
         states, parts, done = jnp.full((POOL, (TAPS - 1) * CHANNELS), jnp.nan, jnp.bfloat16), [], 0
         for size in cuts:
-            out, states = run(np.roll(x, -done, axis=0), kernel, states, Mix((size,), (0,), (0,), (done == 0,)).rows)
+            out, states = run(
+                np.roll(x, -done, axis=0),
+                kernel,
+                states,
+                Mix((size,), (0,), (0,), (done == 0,)).rows,
+            )
             parts.append(np.asarray(out)[:size])
             done += size
         return np.concatenate(parts)
@@ -172,9 +203,13 @@ def test_a_long_request_and_fast_decay_give_finite_results() -> None:
     """All factors are at most 1, however long a chunk is and however fast a head forgets."""
     tokens, mix = linear_tokens(has_beta=False), Mix((TOKENS,), (0,), (1,), (True,))
     tokens = tokens._replace(decay=np.tile(np.array([-200.0, 0.0], np.float32), (TOKENS, 1)))
-    out, states = compiled(linear.linear_state, "xla")(tokens, pool(mix, HEADS, KEYS, DIM), mix.rows)
+    out, states = compiled(linear.linear_state, "xla")(
+        tokens, pool(mix, HEADS, KEYS, DIM), mix.rows
+    )
     assert np.isfinite(np.asarray(out)).all() and np.isfinite(np.asarray(states)[1]).all()
-    np.testing.assert_allclose(np.asarray(states)[1, 0], np.outer(tokens.k[-1, 0], tokens.v[-1, 0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(states)[1, 0], np.outer(tokens.k[-1, 0], tokens.v[-1, 0]), rtol=1e-5
+    )
 
 
 def test_unknown_implementation() -> None:

@@ -10,10 +10,10 @@ import pytest
 from lab.peers import files, random_file
 from lab.peers.files_page import MEASURED, block, section
 from lab.peers.results import without_places
-from orca_jax.bench.online.closed_loop import Stream
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.tools.bench.online.closed_loop import Stream
+from orca_jax.values.errors import ConfigError
 
 
 class Client:
@@ -37,7 +37,10 @@ def test_figures_of_a_round_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # 4 tokens in 2 s; three such streams; 40 tokens in 2 s; a turn's first token after 2 s
     assert found == {"streams_1": 2.0, "streams_3": 6.0, "prompt_40": 20.0, "next_turn_ms": 2000.0}
     first, second = (prompt for prompt in made[0].prompts if isinstance(prompt, str))
-    assert second.startswith(first + " a" * files.ANSWER) and len(second.split()) - len(first.split()) == 58
+    assert (
+        second.startswith(first + " a" * files.ANSWER)
+        and len(second.split()) - len(first.split()) == 58
+    )
 
 
 def test_ratios_are_of_speeds() -> None:
@@ -45,18 +48,30 @@ def test_ratios_are_of_speeds() -> None:
         "own": [{"streams_1": each, "next_turn_ms": 50.0} for each in (2.0, 3.0, 8.0)],
         "peer": [{"streams_1": 2.0, "next_turn_ms": 100.0}] * 3,
     }
-    assert files.ratios_of(rounds) == {"streams_1": [1.0, 1.5, 4.0], "next_turn_ms": [2.0, 2.0, 2.0]}
+    assert files.ratios_of(rounds) == {
+        "streams_1": [1.0, 1.5, 4.0],
+        "next_turn_ms": [2.0, 2.0, 2.0],
+    }
 
 
 @pytest.mark.parametrize("kind", ["BF16", *random_file.OTHERS])
-def test_a_random_file_is_a_model_with_a_tokenizer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_file_is_a_model_with_a_tokenizer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experts = 4 if kind.startswith("experts") else 0
-    shape = random_file._Shape(64, 2, 4, kv_heads=2, inner=96, vocabulary=400, positions=128, experts=experts, chosen=2)
+    shape = random_file._Shape(
+        64, 2, 4, kv_heads=2, inner=96, vocabulary=400, positions=128, experts=experts, chosen=2
+    )
     monkeypatch.setattr(random_file, "SMALL", shape)
     monkeypatch.setitem(random_file.OTHERS, kind, shape) if kind in random_file.OTHERS else None
     path = random_file.random_file(kind, tmp_path, tmp_path / "none")
     config = read_model_config(path)
-    assert (config.embed_dim, config.num_layers, config.num_kv_heads, config.vocab_size) == (64, 2, 2, 400)
+    assert (config.embed_dim, config.num_layers, config.num_kv_heads, config.vocab_size) == (
+        64,
+        2,
+        2,
+        400,
+    )
     assert config.tied_embeddings and config.max_positions == 128
     assert (config.experts.count if config.experts else 0) == experts
     assert len(load_tokenizer(path).encode("က")) == 1  # three bytes, two merges
@@ -92,6 +107,12 @@ def test_a_cell_by_hand() -> None:
         "ratios": {"streams_1": [1.1, 1.2, 1.3]},
         "start_s": [30.4, 0.5], "read_gb_per_s": 12.3, "date": "2026-11-28", "commit": "abc",
     }  # fmt: skip
-    found = section({"files": {"a": one}, "sides": {}, "hardware": {"cpu": "X", "cpu_flags": ["avx2"], "cores": 2}})
+    found = section(
+        {
+            "files": {"a": one},
+            "sides": {},
+            "hardware": {"cpu": "X", "cpu_flags": ["avx2"], "cores": 2},
+        }
+    )
     row = "| a | 12.0, 10.0: **1.20** (1.10 to 1.30) | 30 and 0.5 | 12 | 2026-11-28 at abc |"
     assert row in found

@@ -19,10 +19,10 @@ from lab.peers.page import SHAPES, page
 from lab.peers.registry import CLIENTS, PEERS, TORCH, Peer
 from lab.peers.side import PREFIX, Side
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.config import EngineConfig
-from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
+from orca_jax.tools.bench.workload.generate import WorkloadRequest
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError, OrcaError
 from tests.project.source import ROOT
 
 PROGRAMS = ROOT / "scripts" / "peers"
@@ -66,9 +66,17 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    peer = Peer(str(fake(tmp_path, "peer.py", 10.0)), ("slow", "fast"), (), (), server=str(fake_server(tmp_path)))
+    peer = Peer(
+        str(fake(tmp_path, "peer.py", 10.0)),
+        ("slow", "fast"),
+        (),
+        (),
+        server=str(fake_server(tmp_path)),
+    )
     broken = Peer(str(tmp_path / "broken.py"), ("only",), (), ())
-    (tmp_path / "broken.py").write_text(f"raise SystemExit('error: no engine in {tmp_path}/environment/bin')")
+    (tmp_path / "broken.py").write_text(
+        f"raise SystemExit('error: no engine in {tmp_path}/environment/bin')"
+    )
     monkeypatch.setattr(command, "PEERS", {"fake": peer, "broken": broken})
     ours = fake(tmp_path, "ours.py", 15.0)
     monkeypatch.setattr(offline, "own_command", lambda *_: [sys.executable, str(ours)])
@@ -87,7 +95,9 @@ sys.stdin.read()
     return path
 
 
-def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_comparison_with_fakes(
+    fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = tmp_path / "peers.json"
     assert main([*fakes, "--offline", "--save", str(saved)]) == 0
     printed = capsys.readouterr().out
@@ -104,13 +114,27 @@ def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsy
     assert str(tmp_path) not in saved.read_text() + page(result) + printed.splitlines()[-1]
     assert json.loads(saved.read_text()) == result
     assert "| fake | bfloat16 | fast | 1 | 75.0 | 20.0 | **3.75** |" in page(result)
-    assert "| preset:gpt2-tiny | 64 | fake, fast | bfloat16 | 75.0 | 20.0 | **3.75** |" in page(result, [result])
+    assert "| preset:gpt2-tiny | 64 | fake, fast | bfloat16 | 75.0 | 20.0 | **3.75** |" in page(
+        result, [result]
+    )
 
 
-def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_runs_add_to_the_results(
+    fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = tmp_path / "peers.json"
     for mode in ("slow", "fast"):
-        flags = ["--peer", "fake", "--modes", mode, "--offline", "--rounds", "1", "--save", str(saved)]
+        flags = [
+            "--peer",
+            "fake",
+            "--modes",
+            mode,
+            "--offline",
+            "--rounds",
+            "1",
+            "--save",
+            str(saved),
+        ]
         assert main([*fakes, *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 1.5}
@@ -122,7 +146,10 @@ def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys:
 
 
 def test_servers_take_the_same_rates(
-    fakes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fakes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[list[str]] = []
 
@@ -131,14 +158,26 @@ def test_servers_take_the_same_rates(
         calls.append(given)
         at = given.index("--request-rate") + 1
         rates = given[at : given.index("--goodput")]
-        passes = [{name: 10.0 * len(calls) for name in served.FIGURES} | {"request_throughput": 2.0} for _ in rates]
-        return {"passes": [one | {"request_rate": rate} for one, rate in zip(passes, rates, strict=True)]}
+        passes = [
+            {name: 10.0 * len(calls) for name in served.FIGURES} | {"request_throughput": 2.0}
+            for _ in rates
+        ]
+        return {
+            "passes": [
+                one | {"request_rate": rate} for one, rate in zip(passes, rates, strict=True)
+            ]
+        }
 
     monkeypatch.setattr(served, "_last_line", client)
     ours = [sys.executable, str(fake_server(tmp_path))]
     monkeypatch.setattr(served, "own_command", lambda *_: ours)
     monkeypatch.setattr(served.statistics, "median", max)
-    assert main([*fakes, "--peer", "fake", "--online", "--online-rounds", "2", "--load", "0.5", "1.25"]) == 0
+    assert (
+        main(
+            [*fakes, "--peer", "fake", "--online", "--online-rounds", "2", "--load", "0.5", "1.25"]
+        )
+        == 0
+    )
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     rates = [call[call.index("--request-rate") + 1 : call.index("--goodput")] for call in calls]
     assert rates == [["inf"], ["1.0", "2.5"]] * 4
@@ -195,7 +234,9 @@ def test_programs_speak_the_protocol(inputs: Path) -> None:
 def test_a_pass_with_other_lengths_is_refused(inputs: Path) -> None:
     with side_on_common(inputs, 1) as side:
         side.about()
-        with pytest.raises(OrcaError, match=r"fake ended with code 1; .* requested \[2, 3\] tokens, got \[1, 2\]"):
+        with pytest.raises(
+            OrcaError, match=r"fake ended with code 1; .* requested \[2, 3\] tokens, got \[1, 2\]"
+        ):
             side.run_pass()
 
 
@@ -203,7 +244,9 @@ def test_a_program_that_ends_or_hangs() -> None:
     fails = "import sys; print('no such model', file=sys.stderr); sys.exit(3)"
     with (
         Side("fake", [sys.executable, "-c", fails], timeout=60) as side,
-        pytest.raises(OrcaError, match=r"fake ended with code 3; its output ends with: no such model"),
+        pytest.raises(
+            OrcaError, match=r"fake ended with code 3; its output ends with: no such model"
+        ),
     ):
         side.about()
     with (
@@ -229,7 +272,8 @@ def test_a_workload_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "parameters"), [("gpt2", 124_439_808), ("llama-3-8b", 8_030_261_248), ("mixtral-8x7b", 46_702_792_704)]
+    ("preset", "parameters"),
+    [("gpt2", 124_439_808), ("llama-3-8b", 8_030_261_248), ("mixtral-8x7b", 46_702_792_704)],
 )
 def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters: int) -> None:
     total = 0
@@ -261,8 +305,16 @@ def test_shapes_have_weights_of_their_families(name: str, tmp_path: Path) -> Non
 
     from orca_jax.model.load import load_decoder, tensor_mesh
 
-    config = json.loads((ROOT / "lab" / "peers" / "shapes" / name / "config.json").read_text(encoding="utf-8"))
-    small = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 3, "head_dim": 8}
+    config = json.loads(
+        (ROOT / "lab" / "peers" / "shapes" / name / "config.json").read_text(encoding="utf-8")
+    )
+    small = {
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "head_dim": 8,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
     sizes = {key: value for key, value in {**small, **heads}.items() if key in config}
     if "layer_types" in config:
@@ -286,14 +338,19 @@ def test_write_leaves_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["--environment", "x"], "environment 'x' is not NAME=DIR with one of these names: vllm, "),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--peer", "vllm", "--modes", "sluggish"], "modes of vllm are eager, compiled, got 'sluggish'"),
+        (
+            ["--peer", "vllm", "--modes", "sluggish"],
+            "modes of vllm are eager, compiled, got 'sluggish'",
+        ),
         (["--threads", "100000"], "threads must be from 1 to"),
         (["--online", "--offline"], "offline and online exclude each other"),
         (["--load", "0"], "load must be above 0"),
         (["--goodput", "speed:1"], "goodput has no limit 'speed'"),
     ],
 )
-def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_errors(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["peers", *flags]) == 2
     assert message in capsys.readouterr().err
 
@@ -350,7 +407,9 @@ def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mo
                         'echo "no route to host" >&2; exit 1\n')  # fmt: skip
     stand_in.chmod(0o755)
     monkeypatch.setattr(environment.shutil, "which", lambda name: str(stand_in))
-    with pytest.raises(OrcaError, match="ended with code 1: no route to host; it needs the network"):
+    with pytest.raises(
+        OrcaError, match="ended with code 1: no route to host; it needs the network"
+    ):
         prepare_environment(PEERS["vllm"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -358,7 +417,12 @@ def test_environments_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mo
 def test_programs_need_a_source_tree(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the programs of peers are in the source tree"):
         program_of("vllm_offline.py", tmp_path)
-    named = [name for peer in (PEERS | CLIENTS).values() for name in (peer.program, peer.server, peer.build) if name]
+    named = [
+        name
+        for peer in (PEERS | CLIENTS).values()
+        for name in (peer.program, peer.server, peer.build)
+        if name
+    ]
     assert len(named) >= 5 and all(program_of(name).is_file() for name in named)
 
 
@@ -374,5 +438,10 @@ def test_intel_openmp_is_found_in_wheels(tmp_path: Path) -> None:
 def test_programs_run_on_older_pythons_without_this_package(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 11))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules += [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
     assert modules and not [name for name in modules if name.startswith("orca_jax")]

@@ -21,14 +21,19 @@ def test_the_measured_results_are_of_known_peers() -> None:
 
 
 def test_measured_results_name_no_place() -> None:
-    assert without_places(json.loads(MEASURED.read_text(encoding="utf-8"))) == json.loads(MEASURED.read_text("utf-8"))
+    assert without_places(json.loads(MEASURED.read_text(encoding="utf-8"))) == json.loads(
+        MEASURED.read_text("utf-8")
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
         ("/scratch/abc/model/model.gguf", "model.gguf"),
-        ("pip -c '/a/b.txt' failed at https://host.example/simple/torch: no", "pip -c 'b.txt' failed at (URL) no"),
+        (
+            "pip -c '/a/b.txt' failed at https://host.example/simple/torch: no",
+            "pip -c 'b.txt' failed at (URL) no",
+        ),
         ("12 tokens/s, a/b and either/or", "12 tokens/s, a/b and either/or"),
     ],
 )
@@ -38,7 +43,11 @@ def test_places_are_removed_from_texts(text: str, kept: str) -> None:
 
 def test_a_measured_peer_is_available_again() -> None:
     results = new_results(None)
-    add(results, {"unavailable": {"vllm": "no network", "vllm (server)": "no port", "easydel": "no"}}, 2)
+    add(
+        results,
+        {"unavailable": {"vllm": "no network", "vllm (server)": "no port", "easydel": "no"}},
+        2,
+    )
     add(results, {"settings": {"vllm/float32/eager/2": {"ratio": 1.0}}}, 2)
     assert results["unavailable"] == {"vllm (server)": "no port", "easydel": "no"}
     assert results["settings"]["vllm/float32/eager/2"]["num_requests"] == 2
@@ -58,7 +67,10 @@ def test_servers_that_were_measured_apart_have_no_ratio() -> None:
 
 
 def test_medians_of_visits_by_hand() -> None:
-    visits = [{"burst": {"x": value, "y": other}} for value, other in ((1.0, 1.0), (5.0, None), (2.0, 3.0))]
+    visits = [
+        {"burst": {"x": value, "y": other}}
+        for value, other in ((1.0, 1.0), (5.0, None), (2.0, 3.0))
+    ]
     assert medians(visits) == {"burst": {"x": 2.0, "y": None}}
 
 

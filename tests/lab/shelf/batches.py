@@ -13,7 +13,7 @@ from lab.policies.srpt import Srpt
 from lab.policies.vtc import VirtualTokenCounter
 from orca_jax.policy import Policy
 from orca_jax.policy.scheduler import PolicyScheduler
-from orca_jax.request import Urgency
+from orca_jax.values.request import Urgency
 from tests.sched.lab import Lab, Shape
 
 SHELF: dict[str, Policy] = {
@@ -44,15 +44,23 @@ def lab_of(
     """A toy engine with a policy: `most` jobs and `budget` tokens in an iteration, and rows for more of them."""
     rows = rows or most
     shape = Shape(
-        budget=budget, depth=depth, num_pages=num_pages, reuses_prefixes=reuses_prefixes, stages=-(-rows // most)
+        budget=budget,
+        depth=depth,
+        num_pages=num_pages,
+        reuses_prefixes=reuses_prefixes,
+        stages=-(-rows // most),
     )
     lab = Lab("chunked", max_bs=most, page_size=page_size, shape=shape)
-    lab.scheduler.inner = PolicyScheduler(policy, max_bs=most, token_budget=budget, num_rows=rows, n_workers=depth)
+    lab.scheduler.inner = PolicyScheduler(
+        policy, max_bs=most, token_budget=budget, num_rows=rows, n_workers=depth
+    )
     lab.scheduler.n_workers = depth
     return lab
 
 
-def batches(lab: Lab, *requests: tuple[str, int, int] | tuple[str, int, int, str], steps: int = 0) -> Sequence[str]:
+def batches(
+    lab: Lab, *requests: tuple[str, int, int] | tuple[str, int, int, str], steps: int = 0
+) -> Sequence[str]:
     """The batches of requests given as (id, prompt tokens, `max_tokens`, tenant); all arrive after so many steps."""
     for _ in range(steps):
         lab.step()

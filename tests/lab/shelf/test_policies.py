@@ -16,7 +16,7 @@ from lab.policies.sarathi import Sarathi
 from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
 from lab.policies.vtc import VirtualTokenCounter
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 from tests.lab.shelf.batches import SHELF, batches, lab_of
 from tests.project.source import ROOT
 
@@ -27,8 +27,15 @@ FILES = sorted((ROOT / "lab" / "policies").glob("*.py"))
 def test_a_policy_needs_the_protocol_alone(path: object) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {str(name) for name in names} - {"orca_jax.policy"} <= set(sys.stdlib_module_names) | {"collections.abc"}
+    names |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert {str(name) for name in names} - {"orca_jax.policy"} <= set(sys.stdlib_module_names) | {
+        "collections.abc"
+    }
 
 
 @pytest.mark.parametrize("name", SHELF)
@@ -49,7 +56,9 @@ def test_every_request_gets_its_tokens(name: str) -> None:
         for number, length in enumerate(prompts):
             found = lab.tokens[f"r{number}"]
             prompt = list(range(1, length + 1))
-            assert found == lab.expected(prompt, SamplingParams(max_tokens=len(found), temperature=0))
+            assert found == lab.expected(
+                prompt, SamplingParams(max_tokens=len(found), temperature=0)
+            )
     assert evictions or name in ("mc_sf", "pools"), "pages were never short"
 
 
@@ -87,7 +96,11 @@ def test_new_requests_leave_a_page_free() -> None:
 
 def test_an_iteration_has_a_bound_on_prompt_tokens() -> None:
     lab = lab_of(PrefillFirst(most_tokens=8), most=4)
-    assert batches(lab, ("A", 10, 1), ("B", 5, 1), ("C", 3, 1), ("D", 1, 1)) == ["A10", "B5 C3", "D1"]
+    assert batches(lab, ("A", 10, 1), ("B", 5, 1), ("C", 3, 1), ("D", 1, 1)) == [
+        "A10",
+        "B5 C3",
+        "D1",
+    ]
 
 
 def test_running_requests_are_shared_among_the_stages() -> None:
@@ -100,7 +113,15 @@ def test_running_requests_are_shared_among_the_stages() -> None:
 def test_pools_take_turns() -> None:
     """One place for outputs up to 2 and one for longer ones: B waits for A, and C does not."""
     lab = lab_of(Pools(2, (2,)))
-    assert batches(lab, ("A", 3, 2), ("B", 2, 2), ("C", 4, 3)) == ["A3", "C4", "A1", "C1", "B2", "C1", "B1"]
+    assert batches(lab, ("A", 3, 2), ("B", 2, 2), ("C", 4, 3)) == [
+        "A3",
+        "C4",
+        "A1",
+        "C1",
+        "B2",
+        "C1",
+        "B1",
+    ]
 
 
 def test_a_pool_stays_within_the_pages() -> None:
@@ -220,6 +241,14 @@ def test_memory_is_looked_ahead() -> None:
 def test_too_low_predictions_evict_the_latest() -> None:
     """The sum of all tokens fits only by the predicted lengths, which are half of the true ones."""
     lab = lab_of(McSf(1), most=2, num_pages=10, page_size=1)
-    lab.pool.predictor = type("Half", (), {"predict": lambda self, r: 2.0, "observe": lambda self, r: None})()
+    lab.pool.predictor = type(
+        "Half",
+        (),
+        {
+            "refresh": None,
+            "predict": lambda self, r, ids: 2.0,
+            "observe": lambda self, r, length: None,
+        },
+    )()
     batches(lab, ("A", 3, 6), ("B", 3, 6))
     assert lab.pool.num_preemptions == 1

@@ -10,8 +10,12 @@ from lab.shelf.virtual import Call
 
 
 def test_the_load_that_grows() -> None:
-    assert stability.growth("chunked", 1.4, 1200, 0) > 0.1 > stability.growth("chunked", 0.6, 1200, 0)
-    assert stability.growth("prefill_first", 0.9, 800, 0) > 0.5, "others than work-conserving ones grow before"
+    assert (
+        stability.growth("chunked", 1.4, 1200, 0) > 0.1 > stability.growth("chunked", 0.6, 1200, 0)
+    )
+    assert stability.growth("prefill_first", 0.9, 800, 0) > 0.5, (
+        "others than work-conserving ones grow before"
+    )
 
 
 def by_hand(memory: int, calls: Sequence[Call]) -> float:
@@ -43,7 +47,11 @@ def test_no_schedule_beats_the_optimum(number: int) -> None:
 def test_a_search_finds_no_better_schedule_than_the_best() -> None:
     calls = [Call(0.0, 2, 3), Call(0.0, 3, 2), Call(0.0, 1, 4)]
     for memory in (5, 6, 9):
-        assert by_hand(memory, calls) <= optimum.best_found(memory, calls) <= optimum.by_policy(memory, calls)
+        assert (
+            by_hand(memory, calls)
+            <= optimum.best_found(memory, calls)
+            <= optimum.by_policy(memory, calls)
+        )
 
 
 def test_the_bound_of_two_clients() -> None:

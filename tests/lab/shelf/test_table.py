@@ -15,7 +15,11 @@ def test_figures() -> None:
     calls = [Call(0.0, 5, 2, tenant="A"), Call(1.0, 5, 1, tenant="B")]
     services = [Service(0.0, [1.0, 3.0]), Service(1.0, [3.0])]
     found = table.figures_of(calls, Outcome(services, 1, 13 // 2, 0, []))
-    assert found["requests_per_s"] == 2 / 3 and found["p50_ttft_ms"] == 1000 and found["p99_ttft_ms"] == 2000
+    assert (
+        found["requests_per_s"] == 2 / 3
+        and found["p50_ttft_ms"] == 1000
+        and found["p99_ttft_ms"] == 2000
+    )
     assert found["p99_gap_ms"] == 2000 and found["p50_normalized_ms"] == 1500
     assert found["jain"] == pytest.approx(3.5**2 / (2 * (1.5**2 + 2**2)))
     assert found["qoe"] == pytest.approx((0.5 + 0) / 2)
@@ -38,7 +42,9 @@ def test_calls_of_a_program_follow_each_other() -> None:
 
 def test_equal_loads_but_for_the_time() -> None:
     slow, fast = (load("orca", rate, 20, 0) for rate in (1.0, 4.0))
-    assert [call._replace(arrival=0.0) for call in slow] == [call._replace(arrival=0.0) for call in fast]
+    assert [call._replace(arrival=0.0) for call in slow] == [
+        call._replace(arrival=0.0) for call in fast
+    ]
     assert [call.arrival for call in slow] == pytest.approx([4 * call.arrival for call in fast])
 
 
@@ -53,7 +59,10 @@ def test_the_command_leaves_out_loads_without_a_file(
     assert main(["shelf", *flags]) == 0
     shown = capsys.readouterr().out
     assert "left out, since --traces has no file of them: azure, mooncake" in shown
-    assert all(shown.count(name) >= 2 for name in table.POLICIES) and (tmp_path / "shelf.svg").is_file()
+    assert (
+        all(shown.count(name) >= 2 for name in table.POLICIES)
+        and (tmp_path / "shelf.svg").is_file()
+    )
     assert main(["shelf", "--num-requests", "2"]) == 2
     assert "num_requests must be at least 10" in capsys.readouterr().err
 
@@ -65,7 +74,16 @@ def test_own_policies_beside_those_of_the_shelf(
     monkeypatch.setattr(table, "SEEDS", (0,))
     own = tmp_path / "own.py"
     own.write_text("from lab.policies.sarathi import Sarathi\n\n\nclass Own(Sarathi):\n    pass\n")
-    flags = ["shelf", "--num-requests", "12", "--processes", "1", "--policy", "sarathi", f"{own}:Own"]
+    flags = [
+        "shelf",
+        "--num-requests",
+        "12",
+        "--processes",
+        "1",
+        "--policy",
+        "sarathi",
+        f"{own}:Own",
+    ]
     assert main(flags) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {line[0]: line[1:] for line in lines if line and line[0] in ("sarathi", f"{own}:Own")}

@@ -10,7 +10,7 @@ import pytest
 from lab.policies.plas import Plas
 from lab.policies.sarathi import Sarathi
 from lab.policies.srpt import Srpt
-from lab.shelf.virtual import Call, Devices, Outcome, on_protocol, simulate
+from lab.shelf.virtual import Call, Devices, Outcome, on_protocol, serve_calls
 from orca_jax.policy import Policy
 from orca_jax.sim.cost import LinearCost, WorkCounts
 
@@ -41,7 +41,7 @@ def queue(arrivals: Sequence[float], services: Sequence[float]) -> Outcome:
     """A run whose requests take an iteration each."""
     calls = [Call(at, 1, 1) for at in arrivals]
     devices = Devices(DrawnCost(services), 8, max_batch=1)
-    return simulate(lambda limits: on_protocol(Sarathi(), limits), calls, devices)
+    return serve_calls(lambda limits: on_protocol(Sarathi(), limits), calls, devices)
 
 
 def is_in_interval(values: Sequence[float], expected: float, width: float = 0.0) -> bool:
@@ -60,7 +60,9 @@ SERVICES: dict[str, tuple[Callable[[random.Random], float], float]] = {
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_ends_are_those_of_lindley_and_the_mean_is_that_of_pollaczek_and_khinchine(name: str) -> None:
+def test_ends_are_those_of_lindley_and_the_mean_is_that_of_pollaczek_and_khinchine(
+    name: str,
+) -> None:
     draw, second = SERVICES[name]
     load, means = 0.6, []
     for seed in range(20):
@@ -71,7 +73,9 @@ def test_ends_are_those_of_lindley_and_the_mean_is_that_of_pollaczek_and_khinchi
         for arrival, service, found in zip(arrivals, services, outcome.services, strict=True):
             end = max(arrival, end) + service
             assert found.end == pytest.approx(end, abs=1e-9)
-        means.append(statistics.fmean([found.end - found.arrival for found in outcome.services[50:]]))
+        means.append(
+            statistics.fmean([found.end - found.arrival for found in outcome.services[50:]])
+        )
     assert is_in_interval(means, 1 + load * second / (2 * (1 - load)))
 
 
@@ -92,7 +96,7 @@ def latencies(policy: Callable[[], Policy]) -> list[float]:
             for number, (at, size) in enumerate(zip(poisson(dice, RATE, 150), sizes, strict=True))
         ]
         devices = Devices(LinearCost(1.0, 0.0, 0.0), 400, max_batch=1, num_rows=100, longest=32)
-        outcome = simulate(lambda limits: on_protocol(policy(), limits), calls, devices)
+        outcome = serve_calls(lambda limits: on_protocol(policy(), limits), calls, devices)
         assert not outcome.evictions and not outcome.tokens_again
         means.append(statistics.fmean([each.end - each.arrival for each in outcome.services[30:]]))
     return means
@@ -106,7 +110,9 @@ def schrage_miller() -> float:
         upto = RATE * sum([s * p for s, p in SIZES.items() if s <= size])
         second = sum([p * min(s, size) ** 2 for s, p in SIZES.items()])
         wait = RATE * second / (2 * (1 - below) * (1 - upto))
-        shorter = [RATE * sum([s * p for s, p in SIZES.items() if s < left]) for left in range(1, size + 1)]
+        shorter = [
+            RATE * sum([s * p for s, p in SIZES.items() if s < left]) for left in range(1, size + 1)
+        ]
         total += chance * (wait + sum([1 / (1 - each) for each in shorter]))
     return total
 
@@ -137,9 +143,14 @@ def test_least_attained_service_meets_its_formula() -> None:
 def test_requests_in_the_engine_are_those_of_little() -> None:
     """Arrivals in whole seconds, iterations of one: N by samples of the engine is the rate times W of the updates."""
     dice = random.Random("little")
-    calls = [Call(float(int(at)), dice.randint(1, 40), dice.randint(1, 12)) for at in poisson(dice, 0.7, 300)]
+    calls = [
+        Call(float(int(at)), dice.randint(1, 40), dice.randint(1, 12))
+        for at in poisson(dice, 0.7, 300)
+    ]
     devices = Devices(LinearCost(1.0, 0.0, 0.0), 100, max_batch=5, token_budget=64)
-    outcome = simulate(lambda limits: on_protocol(Sarathi(), limits), calls, devices)
+    outcome = serve_calls(lambda limits: on_protocol(Sarathi(), limits), calls, devices)
     area = sum([(end - begin) * number for begin, end, number in outcome.samples])
-    assert area == pytest.approx(sum([each.end - each.arrival for each in outcome.services]), abs=1e-6)
+    assert area == pytest.approx(
+        sum([each.end - each.arrival for each in outcome.services]), abs=1e-6
+    )
     assert max(number for _, _, number in outcome.samples) > 5, "some of them waited"

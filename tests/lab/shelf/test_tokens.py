@@ -33,10 +33,17 @@ def test_equal_tokens_of_a_burst(name: str, program_cache: str) -> None:
     """Eight requests in a few steps, two in an iteration and four with rows; all fit into 1,024 tokens."""
     kind, options = CLASSES[name]
     jobs, answers = greedy_jobs(GPT2)
-    burst = [Job(job.prompt, job.params, at_step=number // 2) for number, job in enumerate(jobs * 2)]
+    burst = [
+        Job(job.prompt, job.params, at_step=number // 2) for number, job in enumerate(jobs * 2)
+    ]
     assert sum([len(job.prompt) + job.params.max_tokens for job in burst]) <= 1024
     scheduler: Any = f"{ROOT}/lab/policies/{name}.py:{kind}"
-    settings = {"scheduler_options": options, "max_num_seqs": 2, "max_num_rows": 4, "max_num_batched_tokens": 64}
+    settings = {
+        "scheduler_options": options,
+        "max_num_seqs": 2,
+        "max_num_rows": 4,
+        "max_num_batched_tokens": 64,
+    }
     for engine in make_engine(GPT2, program_cache, 1, scheduler, **settings, num_pages=24):
         assert isinstance(engine.scheduler, PolicyScheduler)
         assert run(engine, burst) == answers * 2

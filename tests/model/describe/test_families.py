@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
 from orca_jax.model.stages import LayerSpan, of_span
+from orca_jax.values.errors import ConfigError
 from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, NEEDED, QWEN2
 
 
@@ -18,7 +18,9 @@ def test_windows() -> None:
     """The rules of transformers: which key decides, and which values mean no window."""
 
     def window(family: str, **options: object) -> int | None:
-        return config_from_hf({"model_type": family, "max_position_embeddings": 8192, **options}).sliding_window
+        return config_from_hf(
+            {"model_type": family, "max_position_embeddings": 8192, **options}
+        ).sliding_window
 
     assert window("mistral") == 4096
     assert window("mistral", sliding_window=None) is None
@@ -34,7 +36,9 @@ def test_windows() -> None:
         options = {"use_sliding_window": used, "max_window_layers": first, "layer_types": kinds}
         assert window("qwen3", sliding_window=64, **options) == expected
     assert window("qwen3_moe", sliding_window=64) is None
-    assert window("qwen3_moe", sliding_window=64, use_sliding_window=True, max_window_layers=48) == 64
+    assert (
+        window("qwen3_moe", sliding_window=64, use_sliding_window=True, max_window_layers=48) == 64
+    )
     assert window("qwen2_moe", sliding_window=64) is None
     assert window("phi3") is None
     assert window("phi3", sliding_window=2047) == 2047
@@ -53,7 +57,11 @@ def test_some_layers_have_a_window() -> None:
     by_types = [None, 64, 64, None, 64]
     assert windows("qwen2", use_sliding_window=True, max_window_layers=3) == [None] * 3 + [64] * 2
     for family in ("qwen2", "qwen3", "gemma2", "gemma3_text"):
-        used = {"use_sliding_window": True, "max_window_layers": 1} if family.startswith("qwen") else {}
+        used = (
+            {"use_sliding_window": True, "max_window_layers": 1}
+            if family.startswith("qwen")
+            else {}
+        )
         assert windows(family, layer_types=types, **used) == by_types
     assert windows("gemma2") == [64, None, 64, None, 64]
     assert windows("gemma3_text") == [64] * 5
@@ -72,19 +80,41 @@ def test_a_stage_has_the_kinds_of_its_own_layers() -> None:
 
 def test_scales_and_caps_of_gemma() -> None:
     config = config_from_hf({**GEMMA2, "query_pre_attn_scalar": 144, "hidden_act": "is not read"})
-    assert (config.score_scale, config.embedding_scale, config.norm_offset) == (1 / 12, 2304**0.5, 1.0)
-    assert (config.attention_soft_cap, config.logit_soft_cap, config.activation) == (50.0, 30.0, "gelu_tanh")
-    none = config_from_hf({**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (config.score_scale, config.embedding_scale, config.norm_offset) == (
+        1 / 12,
+        2304**0.5,
+        1.0,
+    )
+    assert (config.attention_soft_cap, config.logit_soft_cap, config.activation) == (
+        50.0,
+        30.0,
+        "gelu_tanh",
+    )
+    none = config_from_hf(
+        {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    )
     assert (none.attention_soft_cap, none.logit_soft_cap) == (None, None)
     assert config_from_hf(GEMMA3).logit_soft_cap is None
     assert config_from_hf(QWEN2).score_scale == 128**-0.5
 
 
 def test_of_a_model_for_images_the_texts_are_read() -> None:
-    text = {"hidden_size": 2560, "num_hidden_layers": 34, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    outer = {"vision_config": {"hidden_size": 1152}, "mm_tokens_per_image": 256, "eos_token_id": [1, 106]}
-    nested = config_from_hf({"model_type": "gemma3", "text_config": {**GEMMA3, **text, "eos_token_id": 1}, **outer})
-    assert nested == replace(config_from_hf({**GEMMA3, **text, "eos_token_id": [1, 106]}), family="gemma3")
+    text = {
+        "hidden_size": 2560,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    outer = {
+        "vision_config": {"hidden_size": 1152},
+        "mm_tokens_per_image": 256,
+        "eos_token_id": [1, 106],
+    }
+    nested = config_from_hf(
+        {"model_type": "gemma3", "text_config": {**GEMMA3, **text, "eos_token_id": 1}, **outer}
+    )
+    assert nested == replace(
+        config_from_hf({**GEMMA3, **text, "eos_token_id": [1, 106]}), family="gemma3"
+    )
     with pytest.raises(ConfigError, match=r"text_config: .*must be"):
         config_from_hf({"model_type": "gemma3", "text_config": {"sliding_window": 0}})
 
@@ -98,14 +128,28 @@ def test_the_table_of_a_family_has_the_keys_that_it_reads(family: Family) -> Non
             read.add(key)
             return super().get(key, default)
 
-    family.config_from_hf(Recorder(model_type=family.name, **NEEDED.get(family.name, {"text_config": {}})))
+    family.config_from_hf(
+        Recorder(model_type=family.name, **NEEDED.get(family.name, {"text_config": {}}))
+    )
     assert read - SHARED == family.keys
     harmless = [key for keys in HARMLESS.values() for key in keys]
     assert len(harmless) == len(set(harmless))
-    assert not set(harmless) & (SHARED | FIXED.keys() | family.keys | family.fixed.keys() | family.aliases.keys())
+    assert not set(harmless) & (
+        SHARED | FIXED.keys() | family.keys | family.fixed.keys() | family.aliases.keys()
+    )
 
 
 def test_gpt2_has_two_names_for_its_sizes() -> None:
-    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 64,
+    }
     config = config_from_hf({**GPT2, **sizes, "n_layer": 3})
-    assert (config.embed_dim, config.num_heads, config.num_layers, config.max_positions) == (48, 4, 3, 64)
+    assert (config.embed_dim, config.num_heads, config.num_layers, config.max_positions) == (
+        48,
+        4,
+        3,
+        64,
+    )

@@ -4,12 +4,22 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED
-from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, NEEDED, QWEN2, QWEN2_MOE, QWEN3_MOE
+from orca_jax.values.errors import ConfigError
+from tests.model.describe.options import (
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    NEEDED,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 
 LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 
@@ -45,18 +55,34 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({**LLAMA, "rope_scaling": ["linear"]}, "rope_scaling"),
         ({**LLAMA, "rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "long_factor"),
         (
-            {**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            {**LLAMA, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "long_factor",
+        ),
+        (
+            {
+                **LLAMA,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0],
+                },
+            },
             "short_factor",
         ),
-        ({**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
         ({**LLAMA, "is_causal": False}, "is_causal"),
         ({**GPT2, "is_causal": None}, "is_causal"),
         ({**LLAMA, "sliding_window": 4096}, "sliding_window"),
         ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "layer_types"),
         ({**LLAMA, "per_layer_config": {"0": {"rms_norm_eps": 0.5}}}, "per_layer_config"),
-        ({**GPT2, "quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
+        (
+            {**GPT2, "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config",
+        ),
         ({**LLAMA, "quantization_config": {}}, "quantization_config"),
         ({**LLAMA, "quantization": {"group_size": 64, "bits": 4}}, "quantization"),
         ({**LLAMA, "architectures": ["LlamaForSequenceClassification"]}, "architectures"),
@@ -66,8 +92,17 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({**GPT2, "auto_map": ["configuration_own.Own"]}, "auto_map"),
         ({**GPT2, "num_key_value_heads": 1}, "num_key_value_heads"),
         ({**LLAMA, "logit_scale": 0.1}, "logit_scale"),
-        ({**LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
-        ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        (
+            {
+                **LLAMA,
+                "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mrope_section": [1]},
+            },
+            "mrope_section",
+        ),
+        (
+            {**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "full_attention",
+        ),
         ({**GPT2, "n_layer": 3, "num_hidden_layers": 2}, "num_hidden_layers"),
         ({**QWEN2, "use_sliding_window": True, "num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({**QWEN2, "layer_types": ["full_attention"] * 31}, "layer_types"),
@@ -91,13 +126,19 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({**QWEN3_MOE, "norm_topk_prob": 1}, "norm_topk_prob"),
         ({**QWEN3_MOE, "shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
         ({**QWEN2_MOE, "use_sliding_window": True}, "use_sliding_window"),
-        ({**QWEN2_MOE, "layer_types": ["full_attention"] * 23 + ["sliding_attention"]}, "layer_types"),
+        (
+            {**QWEN2_MOE, "layer_types": ["full_attention"] * 23 + ["sliding_attention"]},
+            "layer_types",
+        ),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma2"}}, "text_config"),
         ({"model_type": "gemma3", "text_config": {"logit_scale": 2.0}}, "logit_scale"),
         ({"model_type": "gemma3", "text_config": {"head_dim": 3}}, "head_dim"),
         ({"model_type": "gemma3", "hidden_size": 2560}, "hidden_size"),
-        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping"),
+        (
+            {"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}},
+            "final_logit_softcapping",
+        ),
         ({"model_type": "gemma3n", "head_dim": 256}, "model"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA2, "sliding_window": None}, "sliding_window"),
@@ -108,10 +149,19 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({**GEMMA2, "final_logit_softcapping": 0.0}, "final_logit_softcapping"),
         ({**GEMMA2, "router_softcapping": 30.0}, "router_softcapping"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ({**GEMMA3, "sliding_window_pattern": 10**9, "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        (
+            {**GEMMA3, "sliding_window_pattern": 10**9, "num_hidden_layers": 10**9},
+            "num_hidden_layers",
+        ),
         ({**GEMMA3, "rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
         ({**GEMMA3, "rope_parameters": {"full_attention": 1}}, "rope_parameters"),
-        ({**GEMMA3, "rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope_type"),
+        (
+            {
+                **GEMMA3,
+                "rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}},
+            },
+            "rope_type",
+        ),
         ({**GEMMA3, "rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({**GEMMA3, "rope_scaling": {"factor": 2.0, "layers": 3}}, "layers"),
         ({**GEMMA3, "layer_types": ["chunked_attention"] * 26}, "layer_types"),
@@ -224,11 +274,16 @@ def test_malformed_values_are_refused_by_name(family: Family) -> None:
             without_effect = () if key in family.keys else FIXED.get(key, family.fixed.get(key, ()))
             is_list = key in LISTS and value == [1]
             is_last = key == "moe_layer_end_index" and value == -1
-            is_list |= key == "no_rope_layers" and value == []  # as without the key, in Llama 4 and SmolLM3
-            is_last |= key == "attn_temperature_tuning" and isinstance(value, int) and 0 <= value < 9
+            # as without the key, in Llama 4 and SmolLM3
+            is_list |= key == "no_rope_layers" and value == []
+            is_last |= (
+                key == "attn_temperature_tuning" and isinstance(value, int) and 0 <= value < 9
+            )
             if value in without_effect or (key in optional and value == {}) or is_list or is_last:
                 continue
-            with pytest.raises(ConfigError, match=f"config.json.*{key}|{key}.*config.json") as caught:
+            with pytest.raises(
+                ConfigError, match=f"config.json.*{key}|{key}.*config.json"
+            ) as caught:
                 config_from_hf({"model_type": family.name, **texts, key: value})
             assert len(caught.value.message) < 400
 
@@ -254,14 +309,22 @@ def test_malformed_rotary_positions_are_refused_by_name(kind: str) -> None:
         bad = [True, False] if "mscale" in key else bad
         for value in [*MALFORMED, *bad, [True] * 64, [0.0] * 64, [float("nan")] * 64, ["1"] * 64]:
             with pytest.raises(ConfigError, match=key):
-                config_from_hf({**LLAMA, "rope_parameters": {"rope_type": kind, **good, key: value}})
+                config_from_hf(
+                    {**LLAMA, "rope_parameters": {"rope_type": kind, **good, key: value}}
+                )
 
 
 @pytest.mark.parametrize(
     ("rope", "param"),
     [
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.9}, "high_freq_factor"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.9},
+            "high_freq_factor",
+        ),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0},
+            "high_freq_factor",
+        ),
         ({"rope_type": "yarn", "factor": 8.0, "rope_theta": 1.0}, "rope_theta"),
         (
             {"rope_type": "longrope", "original_max_position_embeddings": 1, **LONG},

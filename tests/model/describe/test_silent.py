@@ -4,16 +4,18 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import config_from_hf, refused
 from orca_jax.model.families import FAMILIES
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read(kind: str, **options: Any) -> ModelConfig:
-    return config_from_hf({"model_type": kind, "num_hidden_layers": 8, "max_position_embeddings": 8192, **options})
+    return config_from_hf(
+        {"model_type": kind, "num_hidden_layers": 8, "max_position_embeddings": 8192, **options}
+    )
 
 
 def ropes(config: ModelConfig) -> list[bool]:
@@ -41,11 +43,19 @@ def test_granite_divides_logits_and_hyperclovax_multiplies_them() -> None:
 def test_layers_without_positions() -> None:
     every_fourth = [True, True, True, False] * 2
     assert ropes(read("smollm3")) == every_fourth
-    assert ropes(read("smollm3", no_rope_layers=[1, 0] * 4)) == [True, False] * 4, "1 is a layer with positions"
-    assert ropes(read("exaone4", sliding_window=64)) == every_fourth == windows(read("exaone4", sliding_window=64))
+    assert ropes(read("smollm3", no_rope_layers=[1, 0] * 4)) == [True, False] * 4, (
+        "1 is a layer with positions"
+    )
+    assert (
+        ropes(read("exaone4", sliding_window=64))
+        == every_fourth
+        == windows(read("exaone4", sliding_window=64))
+    )
     assert ropes(read("exaone4", sliding_window=None)) == [True] * 8
     assert ropes(read("cohere2", sliding_window=64)) == every_fourth
-    assert ropes(read("cohere2", sliding_window=8192)) == every_fourth, "a window without an effect is one all the same"
+    assert ropes(read("cohere2", sliding_window=8192)) == every_fourth, (
+        "a window without an effect is one all the same"
+    )
     assert ropes(read("cwm", sliding_window=64)) == [True] * 8
     assert windows(read("cwm", sliding_window=64)) == [False, True, True, True] * 2
     assert ropes(read("dots1", layer_types=[FULL, SLIDING] * 4)) == [True] * 8
@@ -54,13 +64,21 @@ def test_layers_without_positions() -> None:
 def test_llama4_is_served_up_to_the_tokens_from_which_attention_is_another() -> None:
     """Chunks of rotated layers begin again at `attention_chunk_size`, the temperature of others changes before it."""
     limit = "max_position_embeddings"
-    published = {limit: 10485760, "attn_temperature_tuning": 4, "no_rope_layers": [], "for_llm_compression": False}
+    published = {
+        limit: 10485760,
+        "attn_temperature_tuning": 4,
+        "no_rope_layers": [],
+        "for_llm_compression": False,
+    }
     assert read("llama4_text", **published).max_positions == 8191
     assert ropes(read("llama4_text")) == [True, True, True, False] * 2
     assert read("llama4_text", **{limit: 9000}, attn_temperature_tuning=False).max_positions == 8192
     assert read("llama4_text", **{limit: 9000}, no_rope_layers=[1] * 8).max_positions == 8192
     assert read("llama4_text", **{limit: 64}, attention_chunk_size=16).max_positions == 16
-    assert read("llama4_text", **{limit: 64}, attention_chunk_size=None, floor_scale=32).max_positions == 31
+    assert (
+        read("llama4_text", **{limit: 64}, attention_chunk_size=None, floor_scale=32).max_positions
+        == 31
+    )
     experts = read("llama4_text", interleave_moe_layer_step=2, intermediate_size_mlp=24).experts
     assert experts is not None and (experts.dense_layers, experts.dense_dim) == ((0, 2, 4, 6), 24)
 
@@ -88,13 +106,22 @@ def test_gelu_of_gemma_is_an_approximation() -> None:
         ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm"),
         ({"model_type": "iquestcoder", "clip_qkv": 8.0}, "clip_qkv"),
         ({"model_type": "glm4_moe", "head_dim": 128, "n_group": 3}, "n_group"),
-        ({"model_type": "glm4_moe", "head_dim": 128, "first_k_dense_replace": 46}, "first_k_dense_replace"),
+        (
+            {"model_type": "glm4_moe", "head_dim": 128, "first_k_dense_replace": 46},
+            "first_k_dense_replace",
+        ),
         ({"model_type": "internvl", "text_config": {"model_type": "gpt_oss"}}, "text_config"),
         ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "num_experts_per_tok"),
         ({"model_type": "llama4_text", "moe_layers": [48]}, "moe_layers"),
         ({"model_type": "llama4_text", "no_rope_layers": [0] * 48}, "no_rope_layers"),
-        ({"model_type": "llama4_text", "interleave_moe_layer_step": 49}, "interleave_moe_layer_step"),
-        ({"model_type": "llava", "text_config": {"model_type": "llama", "attn_scale": 2.0}}, "attn_scale"),
+        (
+            {"model_type": "llama4_text", "interleave_moe_layer_step": 49},
+            "interleave_moe_layer_step",
+        ),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "llama", "attn_scale": 2.0}},
+            "attn_scale",
+        ),
     ],
     ids=str,
 )
@@ -105,5 +132,8 @@ def test_options_without_support_are_refused_by_name(options: dict[str, Any], na
 
 def test_a_refusal_names_the_nearest_family_and_the_missing_part() -> None:
     assert {near for near, _ in refused().values()} <= FAMILIES.keys()
-    with pytest.raises(ConfigError, match=r"'mpt' is not supported \(ALiBi is missing; the nearest family is gpt2\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'mpt' is not supported \(ALiBi is missing; the nearest family is gpt2\)",
+    ):
         config_from_hf({"model_type": "mpt"})

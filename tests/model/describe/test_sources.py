@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import config_from_hf, read_model_config
+from orca_jax.values.errors import ConfigError
 from tests.model.describe.options import GPT2, LLAMA
 from tests.model.page import PAGE, page
 from tests.project.source import ROOT
@@ -33,14 +33,27 @@ PRESETS = {
     "gpt3-175b": (96, 12288, 96, 96, 49152, 50257, 2048),
     "gpt3-341b": (120, 15360, 120, 120, 61440, 50257, 2048),
 }
-HUB: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8"))
+HUB: dict[str, dict[str, Any]] = json.loads(
+    (ROOT / "tests/fixtures/configs/hub.json").read_text(encoding="utf-8")
+)
 
 
 def test_presets() -> None:
-    assert json.loads((ROOT / "orca_jax/model/presets.json").read_text("utf-8")).keys() == PRESETS.keys()
+    assert (
+        json.loads((ROOT / "orca_jax/model/presets.json").read_text("utf-8")).keys()
+        == PRESETS.keys()
+    )
     for name, shape in PRESETS.items():
         c = read_model_config(f"preset:{name}")
-        sizes = (c.num_layers, c.embed_dim, c.num_heads, c.num_kv_heads, c.mlp_dim, c.vocab_size, c.max_positions)
+        sizes = (
+            c.num_layers,
+            c.embed_dim,
+            c.num_heads,
+            c.num_kv_heads,
+            c.mlp_dim,
+            c.vocab_size,
+            c.max_positions,
+        )
         assert sizes == shape, name
         assert c.head_dim * c.num_heads == c.embed_dim or name == "qwen3-30b-a3b", name
 
@@ -54,7 +67,9 @@ def test_describing_a_model_imports_no_jax() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_without_a_key_there_is_no_end_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_key_there_is_no_end_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As in transformers: the default of the family joins neither the tokens of the other file nor an empty list."""
     for family in (GPT2, LLAMA):
         (tmp_path / "config.json").write_text(json.dumps({**family, "vocab_size": 97}))
@@ -111,7 +126,9 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
     ],
     ids=["key", "value", "deep", "very deep"],
 )
-def test_texts_that_cannot_be_quoted_are_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
+def test_texts_that_cannot_be_quoted_are_refused(
+    tmp_path: Path, name: str, text: str, reason: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=reason) as caught:

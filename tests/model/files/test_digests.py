@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.errors import CheckpointError
 from orca_jax.model.files.digests import DIGESTS, check_digests, write_digests
+from orca_jax.values.errors import CheckpointError
 
 
 @pytest.fixture
@@ -30,8 +30,12 @@ def test_the_list_is_that_of_sha256sum(directory: Path) -> None:
     check_digests(directory)
     assert len((directory / DIGESTS).read_text().splitlines()) == 2
     if shutil.which("sha256sum") is not None:
-        subprocess.run(["sha256sum", "--strict", "-c", DIGESTS], cwd=directory, check=True, capture_output=True)
-        text = subprocess.run(["sha256sum", "params/a"], cwd=directory, check=True, capture_output=True).stdout
+        subprocess.run(
+            ["sha256sum", "--strict", "-c", DIGESTS], cwd=directory, check=True, capture_output=True
+        )
+        text = subprocess.run(
+            ["sha256sum", "params/a"], cwd=directory, check=True, capture_output=True
+        ).stdout
         (directory / DIGESTS).write_bytes(text)
         check_digests(directory)
 
@@ -52,12 +56,22 @@ def test_each_file_is_named(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "x", "0" * 64 + "  config.json", "0" * 64 + "  params/../../x", "0" * 63 + "  params/a", "\x00"]
+    "line",
+    [
+        "",
+        "x",
+        "0" * 64 + "  config.json",
+        "0" * 64 + "  params/../../x",
+        "0" * 63 + "  params/a",
+        "\x00",
+    ],
 )
 def test_other_lines_are_refused(directory: Path, line: str) -> None:
     (directory / DIGESTS).write_text(f"{line}\n")
     (problem,) = problems(directory)
-    assert problem.startswith(f"{DIGESTS}: {line!r:.50}") and "is not a line of `sha256sum`" in problem
+    assert (
+        problem.startswith(f"{DIGESTS}: {line!r:.50}") and "is not a line of `sha256sum`" in problem
+    )
 
 
 def test_a_pipe_is_refused_at_once(directory: Path) -> None:

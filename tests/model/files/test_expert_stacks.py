@@ -9,13 +9,13 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.errors import CheckpointError
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, with_matrices
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.weight_files import SINGLE
+from orca_jax.values.errors import CheckpointError
 from tests.model.recorded.record import load
 from tests.model.reference import mesh_of
 
@@ -32,7 +32,9 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
     matrix = Mxfp4Matrix("x", 2, 32, DTYPES["BF16"], descriptor, 0, 32, descriptor)
     values = np.empty((2, 32), matrix.dtype)
     matrix.read_into(0, values)
-    assert values[0, :10].astype(float).tolist() == [2 * NUMBERS[code] for code in (0, 1, 2, 3, 4, 5, 6, 7, 9, 15)]
+    assert values[0, :10].astype(float).tolist() == [
+        2 * NUMBERS[code] for code in (0, 1, 2, 3, 4, 5, 6, 7, 9, 15)
+    ]
     assert not values[0, 10:].any() and not values[1].any()
     path.write_bytes(bytes(16) + first + bytes([128, 126]))
     matrix.read_into(1, values[1:])
@@ -43,8 +45,25 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
 def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
     tensors = {"a": StoredTensor("F32", (2, 3, 4), 100), "b": StoredTensor("F32", (5, 4), 8)}
     found, rows = with_matrices(tensors, {"a": 7, "b": 7})
-    assert found["a[1]"] == StoredTensor("F32", (3, 4), 148) and "a" not in found and found["b"] == tensors["b"]
-    assert rows.keys() == {"a[0]", "a[1]"} and (rows["a[1]"].num_rows, rows["a[1]"].order) == (3, (7, 148))
+    assert (
+        found["a[1]"] == StoredTensor("F32", (3, 4), 148)
+        and "a" not in found
+        and found["b"] == tensors["b"]
+    )
+    assert rows.keys() == {"a[0]", "a[1]"} and (rows["a[1]"].num_rows, rows["a[1]"].order) == (
+        3,
+        (7, 148),
+    )
+
+
+def test_empty_stacks_stay_whole() -> None:
+    """A file of some kilobytes may claim thousands of them, each of 4,096 experts."""
+    tensors = {
+        "a": StoredTensor("F32", (4096, 0, 4), 100),
+        "b_blocks": StoredTensor("U8", (4096, 2, 0, 16), 100),
+    }
+    tensors["b_scales"] = StoredTensor("U8", (4096, 2, 0), 100)
+    assert with_matrices(tensors, dict.fromkeys(tensors, 7)) == (tensors, {})
 
 
 def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
@@ -58,24 +77,43 @@ def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
         experts, inputs, outputs = tensors[name].shape
         codes = draw.integers(0, 16, (experts, outputs, inputs // 32, 16, 2)).astype(np.uint8)
         scales = draw.integers(122, 128, (experts, outputs, inputs // 32)).astype(np.uint8)
-        numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7] * np.where(codes & 8, -1, 1)
-        values = numbers.reshape(*scales.shape, 32) * np.exp2(scales.astype(np.float32) - 127)[..., None]
-        tensors[name] = values.reshape(experts, outputs, inputs).swapaxes(1, 2).astype(np.float32).copy()
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes[..., 0] | codes[..., 1] << 4, scales
-    own = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+        numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7] * np.where(
+            codes & 8, -1, 1
+        )
+        values = (
+            numbers.reshape(*scales.shape, 32) * np.exp2(scales.astype(np.float32) - 127)[..., None]
+        )
+        tensors[name] = (
+            values.reshape(experts, outputs, inputs).swapaxes(1, 2).astype(np.float32).copy()
+        )
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = (
+            codes[..., 0] | codes[..., 1] << 4,
+            scales,
+        )
+    own = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(("_blocks", "_scales"))
+    }
     save_file(own, plain / SINGLE, metadata={"format": "pt"})
     stacks = {name for name in own if f"{name}_blocks" in tensors}
     others = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    model._replace(config={**model.config, "quantization_config": {"quant_method": "mxfp4"}}).write(packed)
+    model._replace(config={**model.config, "quantization_config": {"quant_method": "mxfp4"}}).write(
+        packed
+    )
     save_file(others, packed / SINGLE, metadata={"format": "pt"})
     one, other = (
-        flat_parameters(nnx.state(load_decoder(folder, dtype="float32", mesh=mesh_of(1)))) for folder in (plain, packed)
+        flat_parameters(nnx.state(load_decoder(folder, dtype="float32", mesh=mesh_of(1))))
+        for folder in (plain, packed)
     )
     assert one.keys() == other.keys()
     for path, value in one.items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(other[path]), err_msg=path)
     assert jnp.abs(one["blocks.mlp.gate"]).max() > 1
-    broken = {name: tensor[:, :-1] if name.endswith("_scales") else tensor for name, tensor in others.items()}
+    broken = {
+        name: tensor[:, :-1] if name.endswith("_scales") else tensor
+        for name, tensor in others.items()
+    }
     save_file(broken, packed / SINGLE, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"gate_up_proj\[0\]: missing"):
         load_decoder(packed, dtype="float32", mesh=mesh_of(1))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.hub import SINGLE
+from orca_jax.helpers.hub import SINGLE
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.files.finite import NotFinite, num_not_finite
 from orca_jax.model.load import load_decoder
@@ -21,7 +21,9 @@ TYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_kind_of_number(dtype: type) -> None:
     finfo = ml_dtypes.finfo(dtype)
-    good = np.array([0.0, -0.0, 1.5, -2.0, float(finfo.max), float(finfo.min), float(finfo.tiny)]).astype(dtype)
+    good = np.array(
+        [0.0, -0.0, 1.5, -2.0, float(finfo.max), float(finfo.min), float(finfo.tiny)]
+    ).astype(dtype)
     assert num_not_finite(good) == 0 and num_not_finite(good[:0]) == 0
     for bad in (math.nan, -math.nan, math.inf, -math.inf):
         for place in (0, len(good)):
@@ -58,18 +60,28 @@ def test_loading_warns_and_names_the_tensors(
     tensors["lm_head.weight"][-1, -1] = math.inf
     save_file(tensors, directory / SINGLE)
     load_decoder(directory, dtype=dtype, mesh=mesh_of(devices))  # type: ignore[arg-type]
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert str(directory) in message
-    for name, count in (("layers.1.mlp.up_proj.weight", 1), ("model.norm.weight", 2), ("lm_head.weight", 1)):
+    for name, count in (
+        ("layers.1.mlp.up_proj.weight", 1),
+        ("model.norm.weight", 2),
+        ("lm_head.weight", 1),
+    ):
         assert f"{name} ({count} values)" in message
 
 
-def test_checkpoints_of_orbax_are_counted_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_of_orbax_are_counted_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = copy_of("llama-12-heads-3-groups", tmp_path)
     decoder = load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     kernel = decoder.blocks.mlp.up.kernel
     kernel.set_value(kernel.get_value().at[0, 1, 2].set(math.nan))
     save_decoder(decoder, directory, "float32")
     load_decoder(directory, dtype="bfloat16", mesh=mesh_of(2))
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert f"{directory}/params: NaN or infinity in blocks.mlp.up.kernel (1 values): " in message

@@ -11,10 +11,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from orca_jax.errors import CheckpointError
-from orca_jax.hub import SINGLE
+from orca_jax.helpers.hub import SINGLE
 from orca_jax.model.files.safetensors import read_header
 from orca_jax.model.load import load_decoder
+from orca_jax.values.errors import CheckpointError
 from tests.model.reference import copy_of, mesh_of
 
 LIMIT = 2**20
@@ -29,18 +29,28 @@ def header_of(path: Path, limit: int = LIMIT) -> Any:
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
-    text = (header if isinstance(header, str) else json.dumps(header)).encode("utf-8", "surrogatepass")
+    text = (header if isinstance(header, str) else json.dumps(header)).encode(
+        "utf-8", "surrogatepass"
+    )
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     return path
 
 
 def entry(*shape: int, begin: int = 0, dtype: str = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + 4 * int(np.prod(shape))]}
+    return {
+        "dtype": dtype,
+        "shape": shape,
+        "data_offsets": [begin, begin + 4 * int(np.prod(shape))],
+    }
 
 
 def test_the_header_is_that_of_the_library(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    arrays = {"m": np.zeros((2, 3), np.float32), "v": np.zeros(5, np.int8), "s": np.zeros((), np.float64)}
+    arrays = {
+        "m": np.zeros((2, 3), np.float32),
+        "v": np.zeros(5, np.int8),
+        "s": np.zeros((), np.float64),
+    }
     save_file({**arrays, "none": np.zeros((0, 4), np.float32)}, path, metadata={"format": "pt"})
     found, _ = header_of(path)
     with safe_open(path, "numpy") as opened:
@@ -55,7 +65,11 @@ def test_the_header_is_that_of_the_library(tmp_path: Path) -> None:
     [
         ({"a": entry(2)}, 7, "it has .* bytes, and by its header .*: it was cut or changed"),
         ({"a": entry(2)}, 9, "it was cut or changed"),
-        ({"a": entry(2), "b": entry(1, begin=12)}, 16, "'b' begins at 12, behind data that end at 8"),
+        (
+            {"a": entry(2), "b": entry(1, begin=12)},
+            16,
+            "'b' begins at 12, behind data that end at 8",
+        ),
         ({"a": entry(2), "b": entry(1, begin=4)}, 8, "'b' begins at 4, behind data that end at 8"),
         ({"a": {**entry(2), "shape": [3]}}, 8, "'a' has 8 bytes, which are not its shape"),
         ({"a": {**entry(2), "shape": [2**62, 2]}}, 8, "which are not its shape"),
@@ -98,8 +112,12 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None
         load_decoder(directory, dtype="float32", mesh=mesh_of(1), progress=cut)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])
-def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"]
+)
+def test_a_pipe_or_a_device_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     directory = copy_of("llama-biases-sharded", tmp_path)
     part = min(directory.glob("model-*.safetensors"))
     part.unlink()

@@ -49,7 +49,11 @@ def random_blocks(name: str, outputs: int, inputs: int) -> np.ndarray:
 def test_entries_and_bytes_are_those_of_the_file(name: str) -> None:
     stored = random_blocks(name, 64, 512)
     packed = packed_blocks(stored, BLOCK_KINDS[name], 32)
-    assert stored.nbytes <= sum(array.nbytes for array in jax.tree.leaves(packed)) <= 1.05 * stored.nbytes
+    assert (
+        stored.nbytes
+        <= sum(array.nbytes for array in jax.tree.leaves(packed))
+        <= 1.05 * stored.nbytes
+    )
     found = unpack_columns(jax.tree.map(jnp.asarray, packed), jnp.arange(64))
     np.testing.assert_array_equal(found, gguf.dequantize(stored, Kind[name]))
 
@@ -58,31 +62,44 @@ def test_entries_and_bytes_are_those_of_the_file(name: str) -> None:
 @pytest.mark.parametrize("axes", [("embed", "mlp"), ("mlp", "embed")])
 def test_a_layer_of_a_stack_in_two_forms_on_two_devices(axes: tuple[str, str]) -> None:
     """The layer is a value of the program."""
-    names, x = ["Q4_1", "Q5_0", "Q4_1"], np.random.default_rng(1).standard_normal((3, 512)).astype(np.float32)
+    names, x = (
+        ["Q4_1", "Q5_0", "Q4_1"],
+        np.random.default_rng(1).standard_normal((3, 512)).astype(np.float32),
+    )
     stored, library = [random_blocks(name, 64, 512) for name in names], library_of()
     stored[2] = stored[2][::-1].copy()  # other numbers
     sharding = NamedSharding(mesh_of(2), partition_spec(("layers", *axes)))
-    plain = nnx.Param(jax.ShapeDtypeStruct((3, 512, 64), jnp.float32, sharding=sharding), axes=("layers", *axes))
+    plain = nnx.Param(
+        jax.ShapeDtypeStruct((3, 512, 64), jnp.float32, sharding=sharding), axes=("layers", *axes)
+    )
     held = stored_bits(plain, library, 2, [BLOCK_KINDS[name].form for name in names])
     assert isinstance(held, MixedBitsMatrix) and held.form_of == (0, 1, 0)
     for form, layers in enumerate(([0, 2], [1])):
-        packed = [packed_blocks(stored[layer], BLOCK_KINDS[names[layer]], library.width) for layer in layers]
+        packed = [
+            packed_blocks(stored[layer], BLOCK_KINDS[names[layer]], library.width)
+            for layer in layers
+        ]
         stack = jax.tree.map(lambda *parts: np.stack(parts), *packed)
         for part in ("words", "scales", "minima"):
             if (variable := getattr(held.forms[form], part)) is not None:
-                variable.set_value(jax.device_put(getattr(stack, part), variable.get_value().sharding))
+                variable.set_value(
+                    jax.device_put(getattr(stack, part), variable.get_value().sharding)
+                )
     structure, state = nnx.split(held)
 
     @jax.jit
     def product(layer: jax.Array) -> jax.Array:
         own = [
-            (path, layer_of(variable, LayerRows(layer, jnp.int32(3)))) for path, variable in nnx.to_flat_state(state)
+            (path, layer_of(variable, LayerRows(layer, jnp.int32(3))))
+            for path, variable in nnx.to_flat_state(state)
         ]
         return bits_matmuls(jnp.asarray(x), [nnx.merge(structure, nnx.from_flat_state(own))])[0]
 
     for layer, name in enumerate(names):
         wanted = x @ gguf.dequantize(stored[layer], Kind[name]).T
-        np.testing.assert_allclose(product(jnp.int32(layer)), wanted, atol=2e-6 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            product(jnp.int32(layer)), wanted, atol=2e-6 * np.abs(wanted).max()
+        )
 
 
 def in_stacks(name: str) -> Kind:
@@ -129,7 +146,9 @@ def test_logits_are_those_of_the_dequantised_file(
     assert isinstance(kept.unembedding.table, PackedBitsTable)
     kernels = [layer.kernel for _, layer in nnx.iter_modules(kept) if isinstance(layer, Linear)]
     assert any([isinstance(kernel, PackedBitsMatrix) for kernel in kernels])
-    assert any([isinstance(kernel, MixedBitsMatrix) for kernel in kernels]) == (kind is mixed and form == "stacks")
+    assert any([isinstance(kernel, MixedBitsMatrix) for kernel in kernels]) == (
+        kind is mixed and form == "stacks"
+    )
     plain = load_decoder(path, dtype="float32", mesh=mesh_of(devices))
     ids = np.load(REFERENCE / name / "expected.npz")["ids_1"]
     ours, theirs = logits(kept, ids), logits(plain, ids)

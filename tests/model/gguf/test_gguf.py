@@ -18,14 +18,14 @@ from safetensors.numpy import load_file
 
 from orca_jax.assembly.described import describe
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bundled import texts_of
-from orca_jax.config import EngineConfig
-from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.gguf_file.header import read_header
-from orca_jax.layer_config import RopeConfig
+from orca_jax.helpers.bundled import texts_of
+from orca_jax.helpers.gguf_file.header import read_header
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import CheckpointError, ConfigError
+from orca_jax.values.layer_config import RopeConfig
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.text.test_gguf_texts import add_fields
 
@@ -61,7 +61,9 @@ def merged(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     found: dict[str, list[np.ndarray]] = {}
     for key in sorted(tensors):  # fewer than ten experts
         found.setdefault(re.sub(r"experts\.\d", "experts", key), []).append(tensors[key])
-    return {key: np.stack(parts) if ".experts." in key else parts[0] for key, parts in found.items()}
+    return {
+        key: np.stack(parts) if ".experts." in key else parts[0] for key, parts in found.items()
+    }
 
 
 def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -75,7 +77,9 @@ def frequency_factors(rope: RopeConfig, head_dim: int) -> np.ndarray:
     length, found = rope.original_max_position, []
     for freq in 1 / rope.theta ** (np.arange(0, head_dim, 2) / head_dim):
         wavelength = 2 * np.pi / freq
-        smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        smooth = (length / wavelength - rope.low_freq_factor) / (
+            rope.high_freq_factor - rope.low_freq_factor
+        )
         if wavelength < length / rope.high_freq_factor:
             found.append(1.0)
         elif wavelength > length / rope.low_freq_factor:
@@ -142,7 +146,9 @@ def write(
         writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope, config.head_dim))
     writer.add_eos_token_id(5)
     add_fields(writer, **(texts or {}))
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
+    names = gguf.get_tensor_name_map(
+        getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers
+    )
     for key, values in merged(tensors_of(name)).items():
         if key.endswith(OF_GPT2):
             values = values.T
@@ -156,7 +162,8 @@ def write(
         if config.attention_scale is not None and theirs.endswith(
             "attn_q_norm.weight" if config.qk_norm else "attn_q.weight"
         ):
-            values = values * config.attention_scale * config.head_dim**0.5  # of queries: files have no scale of scores
+            # of queries: files have no scale of scores
+            values = values * config.attention_scale * config.head_dim**0.5
         values = np.ascontiguousarray(values, np.float32)
         own = kind_of(theirs)
         if own != Kind.F32 and values.shape[-1] % 32 == 0 and values.ndim > 1:
@@ -181,11 +188,18 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-biases-sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "qwen2-tied"))]
+    "name",
+    [
+        "llama-biases-sharded",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "qwen2-tied")),
+    ],
 )
 def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "model.gguf", name)
-    ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (path, REFERENCE / name))
+    ours, theirs = (
+        load_decoder(source, dtype="float32", mesh=mesh_of(1))
+        for source in (path, REFERENCE / name)
+    )
     found, expected = (flat_parameters(nnx.state(decoder)) for decoder in (ours, theirs))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(value, expected[key]) for key, value in found.items())
@@ -193,7 +207,12 @@ def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.BF16, Kind.Q4_0, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.F16, Kind.Q8_0))]
+    "kind",
+    [
+        Kind.BF16,
+        Kind.Q4_0,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.F16, Kind.Q8_0)),
+    ],
 )
 def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> None:
     name = "qwen3"
@@ -205,11 +224,18 @@ def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> Non
 
 
 def test_parts_of_a_file_are_read_as_one(tmp_path: Path) -> None:
-    whole, path = write(tmp_path / "model.gguf", "qwen3"), write(tmp_path / "parts.gguf", "qwen3", split=9)
+    whole, path = (
+        write(tmp_path / "model.gguf", "qwen3"),
+        write(tmp_path / "parts.gguf", "qwen3", split=9),
+    )
     first, *others = sorted(path.parent.glob("parts-*.gguf"))
-    ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (first, whole))
+    ours, theirs = (
+        load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (first, whole)
+    )
     found, expected = (flat_parameters(nnx.state(decoder)) for decoder in (ours, theirs))
-    assert len(others) > 1 and all(np.array_equal(value, expected[key]) for key, value in found.items())
+    assert len(others) > 1 and all(
+        np.array_equal(value, expected[key]) for key, value in found.items()
+    )
     assert "is one of several parts: give the first one" in refused(others[0])
     others[0].unlink()
     os.utime(first)
@@ -236,20 +262,62 @@ def test_unsupported_files_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert "architecture 'mamba' is not supported, only gemma, gemma2, gemma3, gpt2, llama" in refused(path)
+    assert (
+        "architecture 'mamba' is not supported, only gemma, gemma2, gemma3, gpt2, llama"
+        in refused(path)
+    )
     writer = GGUFWriter(path, "phi3")
     writer.add_rope_dimension_count(8)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert "phi3.rope.dimension_count = 8 is not supported from GGUF" in refused(path), "of heads without a size"
+    assert "phi3.rope.dimension_count = 8 is not supported from GGUF" in refused(path), (
+        "of heads without a size"
+    )
     path.write_bytes(b"GGUF but not much more")
     assert "cannot be read as GGUF" in refused(path)
     path.unlink()
     assert "is not a file" in refused(path)
 
 
-def test_tensors_that_do_not_fit_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "experts"),
+    [("llama", 0), ("llama", 8), ("gemma3", 0), ("phi3", 0), ("qwen3moe", 8)],
+)
+def test_a_missing_base_of_rotary_positions_is_that_of_llama_cpp(
+    tmp_path: Path, architecture: str, experts: int
+) -> None:
+    """Mixtral and Gemma 3 have another default in transformers."""
+    writer = GGUFWriter(path := tmp_path / "model.gguf", architecture)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(64)
+    if architecture == "gemma3":
+        writer.add_sliding_window(16)
+    if architecture == "phi3":
+        writer.add_sliding_window(0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    config = read_model_config(path)
+    assert config.rope is not None and config.rope.theta == 10_000.0
+    assert {kind.rope.theta for kind in config.layer_kinds if kind.rope is not None} == {10_000.0}
+    assert config.sliding_window == (16 if architecture == "gemma3" else None)
+
+
+def test_tensors_that_do_not_fit_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, plain = tmp_path / "model.gguf", tensors_of
 
     def changed(name: str) -> dict[str, np.ndarray]:
@@ -270,16 +338,26 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path: Path, monkeypatch: pytest.
 def test_the_tokenizer_and_the_template_are_those_of_the_file(tmp_path: Path) -> None:
     """All tokens of a turn end a text, as in llama.cpp."""
     tokens = ["a", "b", "<|end|>", "ab", "c", "<|eos|>"]
-    texts = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1, 1, 3, 1, 1, 3], "merges": ["a b"]}
+    texts = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [1, 1, 3, 1, 1, 3],
+        "merges": ["a b"],
+    }
     path = str(write(tmp_path / "model.gguf", "qwen3", texts={**texts, "eot_token_id": 2}))
     found = describe(EngineConfig(path), None)
-    assert (found.tokenizer.source, found.texts) == (path, path) and found.tokenizer.encode("ab") == [3]
+    assert (found.tokenizer.source, found.texts) == (path, path) and found.tokenizer.encode(
+        "ab"
+    ) == [3]
     assert found.model.eos_token_ids == (5, 2)
 
 
 def test_a_tokenizer_beside_the_file_brings_its_own_template(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "qwen3")
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.tokens must be a list .* with --tokenizer") as caught:
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.ggml\.tokens must be a list .* with --tokenizer"
+    ) as caught:
         build_engine(EngineConfig(str(path)))
     assert caught.value.param == "tokenizer"
     assert texts_of(EngineConfig(str(path), tokenizer=str(tmp_path))) == str(tmp_path)
@@ -294,7 +372,11 @@ def test_a_file_that_was_cut_is_found_by_its_size(tmp_path: Path, kept: int) -> 
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     message = refused(path)
-    assert str(path) in message and "cannot be read as GGUF: it" in message and "download it again" in message
+    assert (
+        str(path) in message
+        and "cannot be read as GGUF: it" in message
+        and "download it again" in message
+    )
     path.write_bytes(whole)
     load_decoder(path, dtype="float32", mesh=mesh_of(1))
 
@@ -325,18 +407,52 @@ def text(value: bytes) -> bytes:
         (HEADER + struct.pack("<QQ", 2**63, 0), "its header lists 9223372036854775808 tensors"),
         (HEADER + struct.pack("<QQQ", 0, 1, 2**63), "its header needs 9223372036854775840 bytes"),
         (HEADER + struct.pack("<QQ", 0, 1) + text(b"\xff") + bytes(12), "can't decode byte 0xff"),
-        (HEADER + struct.pack("<QQ", 0, 2) + (text(b"a") + struct.pack("<IB", 0, 7)) * 2, "'a' is listed twice"),
-        (HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<I", 99), "'a' has the unknown type 99"),
-        (HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 9, 1), "of the unknown type 9"),
-        (HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 8, 2**63), "its header needs"),
-        (HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 0, 2**63), "its header needs 9"),
         (
-            HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQQIQ", 2, 2**63, 2**63, 0, 0),
+            HEADER + struct.pack("<QQ", 0, 2) + (text(b"a") + struct.pack("<IB", 0, 7)) * 2,
+            "'a' is listed twice",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<I", 99),
+            "'a' has the unknown type 99",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 9, 1),
+            "of the unknown type 9",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 8, 2**63),
+            "have 9223372036854775808",
+        ),
+        (
+            HEADER
+            + struct.pack("<QQ", 1, 0)
+            + text(b"t")
+            + struct.pack("<IQQQIQ", 3, 1, 0, 9, 0, 0),
+            "has no values",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 0, 1) + text(b"a") + struct.pack("<IIQ", 9, 0, 2**63),
+            "its header needs 9",
+        ),
+        (
+            HEADER
+            + struct.pack("<QQ", 1, 0)
+            + text(b"t")
+            + struct.pack("<IQQIQ", 2, 2**63, 2**63, 0, 0),
             "tensor 't' ends at",
         ),
-        (HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQIQ", 1, 33, 2, 0), "has 33 columns"),
-        (HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQIQ", 1, 32, 99, 0), "the unknown type 99"),
-        (HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<I", 2**31), "has 2147483648 dimensions"),
+        (
+            HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQIQ", 1, 33, 2, 0),
+            "has 33 columns",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQIQ", 1, 32, 99, 0),
+            "the unknown type 99",
+        ),
+        (
+            HEADER + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<I", 2**31),
+            "has 2147483648 dimensions",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -349,7 +465,16 @@ def test_damaged_headers_name_the_damage(tmp_path: Path, content: bytes, reason:
 def test_the_header_has_what_the_library_reads(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     long = [f"token {number}" for number in range(5000)]
-    write(path, "qwen3", Kind.Q4_0, words=["a", "é"], numbers=[1, 2], share=1e-6, flag=True, tokens=long)
+    write(
+        path,
+        "qwen3",
+        Kind.Q4_0,
+        words=["a", "é"],
+        numbers=[1, 2],
+        share=1e-6,
+        flag=True,
+        tokens=long,
+    )
     found = read_header(path)
     reader = GGUFReader(path)
     for key, field in reader.fields.items():
@@ -359,6 +484,8 @@ def test_the_header_has_what_the_library_reads(tmp_path: Path) -> None:
     assert found.fields["qwen3.share"] == 1e-6
     for tensor in reader.tensors:
         ours = found.tensors[tensor.name]
-        assert ours.shape == tuple(reversed(tensor.shape.tolist())) and ours.kind == tensor.tensor_type
+        assert (
+            ours.shape == tuple(reversed(tensor.shape.tolist())) and ours.kind == tensor.tensor_type
+        )
         assert ours.begin == tensor.data_offset
         assert ours.row_bytes * int(np.prod(ours.shape[:-1])) == tensor.n_bytes

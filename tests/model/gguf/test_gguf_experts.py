@@ -13,11 +13,13 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import save_file
 
 from orca_jax.assembly.executor import arrange_for
-from orca_jax.errors import CheckpointError
+from orca_jax.helpers.gguf_file.header import GgufTensor
+from orca_jax.model.gguf.weights import _by_expert
 from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.packed.bits import MixedBitsMatrix, PackedBitsMatrix
 from orca_jax.model.packed.matrices import PackedMatrix
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.values.errors import CheckpointError
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.gguf.test_gguf import tensors_of, write
 from tests.model.reference import REFERENCE, logits, mesh_of
@@ -38,7 +40,9 @@ def wider(name: str, folder: Path) -> Path:
     config |= {"norm_topk_prob": True} if name == "qwen3_moe" else {"sliding_window": None}
     (directory / "config.json").write_text(json.dumps(config))
     drawn = {
-        key: (draw.standard_normal([WIDER.get(size, size) for size in values.shape]) / 8).astype(np.float32)
+        key: (draw.standard_normal([WIDER.get(size, size) for size in values.shape]) / 8).astype(
+            np.float32
+        )
         for key, values in tensors_of(name).items()
     }
     save_file(drawn, directory / "model.safetensors")
@@ -49,7 +53,9 @@ def wider(name: str, folder: Path) -> Path:
 def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     directory = wider(name, tmp_path)
     path = write(tmp_path / "model.gguf", str(directory))
-    ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (path, directory))
+    ours, theirs = (
+        load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (path, directory)
+    )
     found, expected = (flat_parameters(nnx.state(decoder)) for decoder in (ours, theirs))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(value, expected[key]) for key, value in found.items())
@@ -96,3 +102,20 @@ def test_a_tensor_without_an_expert_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_decoder(path, dtype="float32", mesh=mesh_of(1))
     assert "model.layers.1.mlp.experts.8.up_proj.weight: missing" in caught.value.problems
+
+
+def test_experts_that_the_model_does_not_have_are_not_listed_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this, a tensor of 25 bytes became 4,096 entries before anything was compared."""
+    small = [GgufTensor((4096, 1, 1), Kind.F32, 0, 4)] * 200
+    given = {f"blk.{layer}.any.weight": tensor for layer, tensor in enumerate(small)}
+    assert _by_expert(tmp_path, given, 8) == given and _by_expert(tmp_path, given, 0) == given
+    with pytest.raises(
+        CheckpointError,
+        match="its 200 tensors of 4096 experts have 819200 matrices; at most 500000",
+    ):
+        _by_expert(tmp_path, given, 4096)
+    path = write(tmp_path / "model.gguf", str(wider("mixtral", tmp_path)), **{"expert_count": 4096})
+    with pytest.raises(CheckpointError, match="2 layers of 4096 experts, but the files contain"):
+        load_decoder(path, dtype="float32", mesh=mesh_of(1))

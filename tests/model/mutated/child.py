@@ -14,7 +14,8 @@ from itertools import batched
 from pathlib import Path
 from random import Random
 
-from orca_jax.errors import ConfigError
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import platform_named
 from tests.mutations import mutate_bytes, mutate_gguf, mutate_json, mutate_safetensors, shrinking
 
 SHRINKING = 20  # each file of such a number is cut while it is read
@@ -27,7 +28,9 @@ def mutate_text(data: bytes, random: Random) -> bytes:
         case 0:
             depth = random.choice((60, 100, 1000, 200_000))
             at = data.index(b":") + 1
-            return data[:at] + b"[" * depth + b"]" * (depth * random.randrange(2)) + b"," + data[at:]
+            return (
+                data[:at] + b"[" * depth + b"]" * (depth * random.randrange(2)) + b"," + data[at:]
+            )
         case 1 | 2 | 3 | 4:
             return mutate_bytes(data, random)
         case _:
@@ -47,16 +50,26 @@ def load_model(directory: Path) -> None:
     if directory.is_dir():
         read_generation_defaults(source, "auto")
     placed = place_model(
-        source, model, dtype="float32", load_format="auto", seed=0, devices=jax.devices()[:1], num_stages=1
+        source,
+        model,
+        dtype="float32",
+        load_format="auto",
+        seed=0,
+        devices=jax.devices()[:1],
+        num_stages=1,
     )
     (stage,) = placed.stages
-    placed.weights.load(stage.mesh, span=stage.shapes.span, arrange=lambda decoder: arrange("cpu", decoder))
+    placed.weights.load(
+        stage.mesh,
+        span=stage.shapes.span,
+        arrange=lambda decoder: arrange(platform_named("cpu"), decoder),
+    )
 
 
 def load_text(directory: Path) -> None:
     """Load a tokenizer, and encode and decode with it."""
-    from orca_jax.errors import RequestError
     from orca_jax.text.tokenizer import load_tokenizer
+    from orca_jax.values.errors import RequestError
 
     tokenizer = load_tokenizer(directory)
     with suppress(RequestError):  # a call is refused, and others go on
@@ -98,7 +111,9 @@ def read(kind: str, directory: str, seed: str, first: str, last: str, seconds: s
     for number in range(int(first), int(last)):
         print(json.dumps({"begun": number}), flush=True)
         faulthandler.dump_traceback_later(float(seconds), exit=True)
-        found = outcome(Path(directory), KINDS[kind], Random(f"{kind} {seed} {number}"), whole, number)
+        found = outcome(
+            Path(directory), KINDS[kind], Random(f"{kind} {seed} {number}"), whole, number
+        )
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps({"number": number, "outcome": found}), flush=True)
 

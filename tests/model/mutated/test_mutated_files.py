@@ -62,7 +62,9 @@ def child_of(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def read_all(kind: str, directory: Path, seed: int, number: int) -> tuple[Counter[str], dict[int, str]]:
+def read_all(
+    kind: str, directory: Path, seed: int, number: int
+) -> tuple[Counter[str], dict[int, str]]:
     """The outcomes of all files, and the faults by their numbers. A process that ends is a fault; another goes on."""
     counts, faults, first = Counter[str](), dict[int, str](), 0
     while first < number:
@@ -84,7 +86,9 @@ def read_all(kind: str, directory: Path, seed: int, number: int) -> tuple[Counte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_file_ends_a_process(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_ends_a_process(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed, begun = int(os.environ.get("MUTATION_SEED", random.randrange(2**32))), time.monotonic()
     counts, faults = read_all(kind, whole_files(kind, tmp_path / "model"), seed, FILES)
     with capsys.disabled():
@@ -97,8 +101,13 @@ def test_no_file_ends_a_process(kind: str, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.slow
 def test_some_damaged_files(tmp_path: Path) -> None:
     """The first files of a fixed seed, for the default run. One process reads those of all kinds."""
-    words = [(kind, str(whole_files(kind, tmp_path / kind)), "0", "0", "3", str(SECONDS)) for kind in KINDS]
+    words = [
+        (kind, str(whole_files(kind, tmp_path / kind)), "0", "0", "3", str(SECONDS))
+        for kind in KINDS
+    ]
     child = child_of(list(chain.from_iterable(words)))
     assert child.returncode == 0, f"{child.stdout[-300:]} {child.stderr[-1500:]}"
-    outcomes = [line["outcome"] for line in map(json.loads, child.stdout.splitlines()) if "outcome" in line]
+    outcomes = [
+        line["outcome"] for line in map(json.loads, child.stdout.splitlines()) if "outcome" in line
+    ]
     assert len(outcomes) == 3 * len(KINDS) and set(outcomes) <= {"loaded", "refused"}, outcomes

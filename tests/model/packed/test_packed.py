@@ -10,15 +10,16 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.executor import arrange
-from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.kernels.native import Library
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
 from orca_jax.model.packed.matrices import PackedMatrix, PackedTable, held_values, plain_shape
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import DType, ModelConfig, Quantization
+from orca_jax.values.layer_config import ExpertsConfig
+from orca_jax.values.platforms import platform_named
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of
 
@@ -36,7 +37,7 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
     """The shapes of a packed decoder."""
     mesh = mesh_of(devices)
     decoder: Decoder = nnx.merge(*abstract_decoder(model(), "float32", mesh))
-    arrange("cpu", decoder, library)
+    arrange(platform_named("cpu"), decoder, library)
     decoder.pack(library, devices)
     return nnx.state(decoder)
 
@@ -45,7 +46,7 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
 def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
     decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
     library = library_of() if is_packed else None
-    arrange("cpu", decoder, library)
+    arrange(platform_named("cpu"), decoder, library)
     if library is not None:
         decoder.pack(library, devices)
     return decoder
@@ -71,7 +72,7 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
     config, found = replace(model(), gated_mlp=True, experts=EXPERTS), []
     for library in (None, library_of()):
         decoder = random_decoder(config, dtype="float32", mesh=mesh_of(devices))
-        arrange("cpu", decoder, library)
+        arrange(platform_named("cpu"), decoder, library)
         if library is not None:
             decoder.pack(library, devices)
             block = decoder.blocks if decoder.is_packed else decoder.blocks[0]
@@ -85,10 +86,17 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
 def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
     """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
     config = replace(model(), num_layers=1, gated_mlp=True, quantization=quantization)
-    decoder, ids = random_decoder(config, dtype="float32", mesh=mesh_of(1)), jnp.arange(8, dtype=jnp.int32)
-    arrange("cpu", decoder)
+    decoder, ids = (
+        random_decoder(config, dtype="float32", mesh=mesh_of(1)),
+        jnp.arange(8, dtype=jnp.int32),
+    )
+    arrange(platform_named("cpu"), decoder)
     decoder.pack(library_of(), 1)
-    lowered = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(config), 0)[0]).lower(decoder).as_text()
+    lowered = (
+        jax.jit(lambda decoder: decoder(ids, ids, dense_attention(config), 0)[0])
+        .lower(decoder)
+        .as_text()
+    )
     assert lowered.count("_products(") == 4
 
 
@@ -96,7 +104,10 @@ def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_rows_of_a_packed_table(devices: int) -> None:
     """One out of range gets the nearest row."""
-    plain, held = random("bfloat16", devices, is_packed=False), random("bfloat16", devices, is_packed=True)
+    plain, held = (
+        random("bfloat16", devices, is_packed=False),
+        random("bfloat16", devices, is_packed=True),
+    )
     index = jnp.array([0, 7, 31, 32, 511, 10**6, -1])
     table = held.unembedding
     assert isinstance(table.table, PackedTable) and table.num_rows == plain.unembedding.num_rows
@@ -107,7 +118,10 @@ def test_rows_of_a_packed_table(devices: int) -> None:
 @needs_library
 @pytest.mark.parametrize(
     ("num_layers", "keep"),
-    [*(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (5,)), (2, None))), (2, (0, 3, 3))],
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (5,)), (2, None))),
+        (2, (0, 3, 3)),
+    ],
 )
 def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
     """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
@@ -116,7 +130,7 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 
     def hidden(library: Library | None) -> np.ndarray:
         decoder = random_decoder(config, dtype="float32", mesh=mesh_of(2))
-        arrange("cpu", decoder, library)
+        arrange(platform_named("cpu"), decoder, library)
         decoder.pack(library_of(), 2)
         assert (decoder.is_packed, decoder.is_switched) == (library is not None, library is None)
         run = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(config), 0, kept)[0])
@@ -130,12 +144,18 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 @needs_library
 @pytest.mark.parametrize(
     ("keep", "experts"),
-    [pytest.param(None, None, marks=pytest.mark.slow), ((4, 1, 0, 0), None), ((4, 1, 0, 0), EXPERTS)],
+    [
+        pytest.param(None, None, marks=pytest.mark.slow),
+        ((4, 1, 0, 0), None),
+        ((4, 1, 0, 0), EXPERTS),
+    ],
 )
-def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None, experts: ExpertsConfig | None) -> None:
+def test_padding_changes_no_bit_of_a_token(
+    keep: tuple[int, ...] | None, experts: ExpertsConfig | None
+) -> None:
     """Nor does leaving it out: the results of padding are undefined."""
     decoder = random_decoder(replace(model(), experts=experts), dtype="float32", mesh=mesh_of(1))
-    arrange("cpu", decoder, library_of())
+    arrange(platform_named("cpu"), decoder, library_of())
     decoder.pack(library_of(), 1)
     kept, num_kept = (None, 5) if keep is None else (jnp.array(keep, jnp.int32), 2)
 
@@ -143,7 +163,9 @@ def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None, experts
     def hidden(decoder: Decoder, ids: jax.Array, count: jax.Array | None = None) -> jax.Array:
         # The weights of later tokens are zero, but those of padding may be NaN, which an engine does not read.
         dense = dense_attention(model())
-        attend = AttentionOnly(lambda layer, q, k, v, *rest: dense(layer, q, k, jnp.nan_to_num(v), *rest))
+        attend = AttentionOnly(
+            lambda layer, q, k, v, *rest: dense(layer, q, k, jnp.nan_to_num(v), *rest)
+        )
         return decoder.run_layers(ids, jnp.arange(len(ids)), attend, 0, kept, num_tokens=count)[0]
 
     ids = jnp.asarray(IDS[:5])
@@ -157,7 +179,10 @@ def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None, experts
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_values_have_the_announced_shapes(devices: int) -> None:
     """Programs are compiled from shapes, while the values are read."""
-    values, announced = nnx.state(random("float32", devices, is_packed=True)), shapes(devices, library_of())
+    values, announced = (
+        nnx.state(random("float32", devices, is_packed=True)),
+        shapes(devices, library_of()),
+    )
     assert jax.tree.structure(values) == jax.tree.structure(announced)
     for value, shape in zip(jax.tree.leaves(values), jax.tree.leaves(announced), strict=True):
         assert (value.shape, value.dtype) == (shape.shape, shape.dtype)
@@ -167,7 +192,9 @@ def test_values_have_the_announced_shapes(devices: int) -> None:
 @needs_library
 def test_new_values_take_the_form_of_the_old_ones() -> None:
     plain = random_decoder(model(), dtype="float32", mesh=mesh_of(2))
-    read, held = (flat_parameters(nnx.state(each)) for each in (plain, random("float32", 2, is_packed=True)))
+    read, held = (
+        flat_parameters(nnx.state(each)) for each in (plain, random("float32", 2, is_packed=True))
+    )
     for keys, variable in nnx.to_flat_state(shapes(2, library_of())):
         value = read[path_of(keys)]
         shape = plain_shape(variable)
@@ -178,9 +205,15 @@ def test_new_values_take_the_form_of_the_old_ones() -> None:
 
 def test_shapes_without_a_packed_form_stay_plain() -> None:
     """Blocks of 32 columns for each of two devices: the width of 64 has one. With blocks of 64 some have none."""
-    kernels = {path: each for path, each in flat_parameters(shapes(2)).items() if path.endswith("kernel")}
-    assert {each.shape[2:] for each in kernels.values()} == {(64, 32), (256, 32)}, "stacks of all layers"
-    broad = {path: each for path, each in flat_parameters(shapes(2, WIDE._replace(width=64))).items()}
+    kernels = {
+        path: each for path, each in flat_parameters(shapes(2)).items() if path.endswith("kernel")
+    }
+    assert {each.shape[2:] for each in kernels.values()} == {(64, 32), (256, 32)}, (
+        "stacks of all layers"
+    )
+    broad = {
+        path: each for path, each in flat_parameters(shapes(2, WIDE._replace(width=64))).items()
+    }
     assert broad["blocks.0.attention.query.kernel"].shape == (64, 64), "each device has 32 columns"
     assert broad["blocks.0.attention.out.kernel"].shape == (1, 64, 64)
     assert broad["blocks.0.mlp.up.kernel"].shape == (4, 64, 64)

@@ -11,9 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from orca_jax.assembly.executor import arrange
-from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.kernels.native import Library
-from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, random_decoder
@@ -22,12 +20,20 @@ from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.quantise import QuantisedExperts, QuantisedMatrix, quantise
 from orca_jax.model.sharding import partition_spec
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import DType, ModelConfig, Quantization
+from orca_jax.values.layer_config import ExpertsConfig
+from orca_jax.values.platforms import platform_named
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 IDS = np.arange(3, 40)
-MORE_OF_EXPERTS = (("int8", "bfloat16", 1), ("int8", "float32", 1), ("int4", "float32", 1), ("int8", "float32", 2))
+MORE_OF_EXPERTS = (
+    ("int8", "bfloat16", 1),
+    ("int8", "float32", 1),
+    ("int4", "float32", 1),
+    ("int8", "float32", 2),
+)
 
 
 def model(kind: Quantization) -> ModelConfig:
@@ -42,7 +48,7 @@ def drawn(kind: Quantization, dtype: DType, devices: int) -> Decoder:
 @cache
 def made(kind: Quantization, dtype: DType, devices: int) -> Decoder:
     decoder = random_decoder(model(kind), dtype=dtype, mesh=mesh_of(devices))
-    arrange("cpu", decoder)
+    arrange(platform_named("cpu"), decoder)
     return decoder
 
 
@@ -66,7 +72,9 @@ def test_a_matrix_on_two_devices(kind: Quantization, split: str) -> None:
     mesh, axes = mesh_of(2), ("mlp", "embed") if split == "inputs" else ("embed", "mlp")
     weight = jnp.asarray(np.random.default_rng(0).standard_normal((384, 64)), jnp.float32)
     stored, x = quantise(weight, kind), weight[:, :5].T
-    plain = QuantisedMatrix(stored, axes, kind, jnp.dtype("float32"), 2 if split == "inputs" else 1, is_stacked=False)
+    plain = QuantisedMatrix(
+        stored, axes, kind, jnp.dtype("float32"), 2 if split == "inputs" else 1, is_stacked=False
+    )
     wanted = np.asarray(jax.jit(lambda x: plain.product(x))(x))
     plain.values.set_value(jax.device_put(stored.values, NamedSharding(mesh, partition_spec(axes))))
     for dtype, close in (("float32", 1e-6), ("bfloat16", 1e-5)):
@@ -115,9 +123,11 @@ def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
     """Programs are compiled from them before the weights are read."""
     library = library_of()
     decoder: Decoder = nnx.merge(*abstract_decoder(model(kind), "float32", mesh_of(2)))
-    arrange("cpu", decoder, library)
+    arrange(platform_named("cpu"), decoder, library)
     shapes = flat_parameters(nnx.state(packed(decoder, library, 2)))
-    for path, value in flat_parameters(nnx.state(packed(drawn(kind, "float32", 2), library, 2))).items():
+    for path, value in flat_parameters(
+        nnx.state(packed(drawn(kind, "float32", 2), library, 2))
+    ).items():
         assert (value.shape, value.dtype) == (shapes[path].shape, shapes[path].dtype), path
         assert value.sharding.is_equivalent_to(shapes[path].sharding, value.ndim), path
 
@@ -125,7 +135,10 @@ def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
 @needs_library
 @pytest.mark.parametrize(
     ("kind", "dtype", "devices"),
-    [("int4", "bfloat16", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_OF_EXPERTS)],
+    [
+        ("int4", "bfloat16", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_OF_EXPERTS),
+    ],
 )
 def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devices: int) -> None:
     """In float32 they differ from XLA's in the order of sums. With 16 bits they are nearer to it than bfloat16."""
@@ -133,7 +146,7 @@ def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devi
     config, found = replace(model(kind), num_layers=1, gated_mlp=True, experts=experts), []
     for type_of_products, library in (("float32", None), (dtype, None), (dtype, library_of())):
         decoder = random_decoder(config, dtype=dtype, mesh=mesh_of(devices))
-        arrange("cpu", decoder)
+        arrange(platform_named("cpu"), decoder)
         (block,) = decoder.blocks
         layers = [*block.linear_layers, *block.mlp.shared.mlp.linear_layers]
         for held in (*block.mlp.matrices.values(), *(layer.kernel for layer in layers)):
@@ -154,7 +167,10 @@ def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devi
 def test_what_the_library_does_not_read_stays() -> None:
     """Values of fp8, and matrices without whole blocks on each device."""
     wide = Library(1 << 20)
-    for decoder in (packed(drawn("fp8", "float32", 1), library_of(), 1), packed(drawn("int8", "float32", 1), wide, 1)):
+    for decoder in (
+        packed(drawn("fp8", "float32", 1), library_of(), 1),
+        packed(drawn("int8", "float32", 1), wide, 1),
+    ):
         kernels = [layer.kernel for block in decoder.blocks for layer in block.linear_layers]
         assert {type(kernel) for kernel in kernels} == {QuantisedMatrix}
 
@@ -165,5 +181,8 @@ def test_a_split_matrix_has_its_scales_on_its_devices() -> None:
         decoder = packed(drawn(kind, "float32", 2), library_of(), 2)
         down = decoder.blocks[0].mlp.down.kernel
         assert isinstance(down, PackedBitsMatrix)
-        assert down.scales.get_value().sharding.spec[1] == spec and down.words.get_value().sharding.spec[1] == "tensor"
+        assert (
+            down.scales.get_value().sharding.spec[1] == spec
+            and down.words.get_value().sharding.spec[1] == "tensor"
+        )
         assert isinstance(down.scales.get_value(), jax.Array)

@@ -9,31 +9,41 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.executor import arrange_and_pack, arrange_for
-from orca_jax.config import DType
 from orca_jax.kernels.native import pack
 from orca_jax.model import shards
 from orca_jax.model.files.stripes import FileMatrix, PackedTarget, copy
 from orca_jax.model.load import prepare_load
+from orca_jax.values.config import DType
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import REFERENCE, mesh_of
 
 
 @needs_library
-@pytest.mark.parametrize(("name", "dtype", "devices"), [("mixtral", "bfloat16", 1), ("qwen3", "float32", 2)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "devices"), [("mixtral", "bfloat16", 1), ("qwen3", "float32", 2)]
+)
 def test_packed_matrices_are_those_of_a_loaded_decoder(
     name: str, dtype: DType, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, library, loading = jax.devices()[:devices], library_of(), prepare_load(REFERENCE / name, dtype=dtype)
+    own, library, loading = (
+        jax.devices()[:devices],
+        library_of(),
+        prepare_load(REFERENCE / name, dtype=dtype),
+    )
     plain = loading.load(mesh_of(devices), arrange=partial(arrange_for, None, own, library))
     plain.pack(library, devices)
     places, place = [], shards._place
     monkeypatch.setattr(shards, "_place", lambda *args: places.append(place(*args)) or places[-1])  # type: ignore[func-returns-value]
     direct = loading.load(mesh_of(devices), arrange=partial(arrange_and_pack, None, own, library))
     assert any(isinstance(each, PackedTarget) for each in places)
-    for one, other in zip(nnx.to_flat_state(nnx.state(plain)), nnx.to_flat_state(nnx.state(direct)), strict=True):
+    for one, other in zip(
+        nnx.to_flat_state(nnx.state(plain)), nnx.to_flat_state(nnx.state(direct)), strict=True
+    ):
         assert one[0] == other[0] and type(one[1]) is type(other[1])
         assert one[1].get_value().sharding == other[1].get_value().sharding
-        np.testing.assert_array_equal(*(np.asarray(each[1].get_value(), np.float32) for each in (one, other)))
+        np.testing.assert_array_equal(
+            *(np.asarray(each[1].get_value(), np.float32) for each in (one, other))
+        )
 
 
 @pytest.mark.parametrize(("dtype", "lines"), [("float32", range(4, 12)), ("bfloat16", range(2, 6))])

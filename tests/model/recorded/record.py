@@ -42,7 +42,9 @@ def write(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[in
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The values of a tensor: all of them differ from those that would switch a part off."""
     random = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode()))
-    is_scale = ("norm" in name or ".ln_" in name or "layer_scalar" in name) and not name.endswith("bias")
+    is_scale = ("norm" in name or ".ln_" in name or "layer_scalar" in name) and not name.endswith(
+        "bias"
+    )
     std = 0.9 if "embed" in name or "wte" in name else 0.3
     return np.asarray(std * random.standard_normal(shape) + (1.0 if is_scale else 0.0), np.float32)
 
@@ -57,14 +59,22 @@ def load(family: str) -> list[Recorded]:
     with np.load(FOLDER / f"{family}.npz") as stored:
         texts = json.loads(stored["texts"].tobytes())
         return [
-            Recorded(text["config"], text["shapes"], stored[f"ids_{number}"], stored[f"logprobs_{number}"])
+            Recorded(
+                text["config"],
+                text["shapes"],
+                stored[f"ids_{number}"],
+                stored[f"logprobs_{number}"],
+            )
             for number, text in enumerate(texts)
         ]
 
 
 def save(family: str, models: list[Recorded]) -> None:
     """Write the record of a family."""
-    texts = json.dumps([{"config": model.config, "shapes": model.shapes} for model in models], separators=(",", ":"))
+    texts = json.dumps(
+        [{"config": model.config, "shapes": model.shapes} for model in models],
+        separators=(",", ":"),
+    )
     arrays = {"texts": np.frombuffer(texts.encode(), np.uint8)}
     for number, model in enumerate(models):
         arrays |= {f"ids_{number}": model.ids, f"logprobs_{number}": model.logprobs}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.request import SamplingParams
+from orca_jax.values.request import SamplingParams
 from tests.model.recorded.record import NEW, PROMPT, load, names
 from tests.test_same_tokens import make_engine
 
@@ -28,17 +28,22 @@ OF_PARTS = (
 WITHOUT_STAGES = ("gemma4_text",)  # layers share keys
 MESHES = {**dict.fromkeys(OF_PARTS, ((2, 1), (1, 2))), **dict.fromkeys(WITHOUT_STAGES, ((2, 1),))}
 NUM_PAGES = {"afmoe": 32, "flint": 50}  # more layers keep pages
-CASES = [(name, 1, 1) for name in names()] + [(name, *sizes) for name, meshes in MESHES.items() for sizes in meshes]
+CASES = [(name, 1, 1) for name in names()] + [
+    (name, *sizes) for name, meshes in MESHES.items() for sizes in meshes
+]
 
 
 @pytest.mark.parametrize(("family", "tensor_parallel", "stages"), CASES)
-def test_greedy_tokens_equal_transformers(family: str, tensor_parallel: int, stages: int, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers(
+    family: str, tensor_parallel: int, stages: int, tmp_path: Path
+) -> None:
     model = load(family)[0]
     model.write(tmp_path)
     settings = {
         "pipeline_parallel_size": stages,
         "page_size": 4,
-        "num_pages": NUM_PAGES.get(family, 26),  # two requests need more, and the third begins with pages of the first
+        # two requests need more, and the third begins with pages of the first
+        "num_pages": NUM_PAGES.get(family, 26),
         "max_num_batched_tokens": 8,
     }
     prompt, answer = tuple(model.ids[:PROMPT].tolist()), model.ids[PROMPT:].tolist()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import GateClamp
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.families.base import JoinedPart
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import path_of
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import GateClamp
 from tests.model.recorded.configs.mixtures import MIXTURES
 from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
 from tests.model.reference import dense_attention, mesh_of
@@ -25,7 +25,8 @@ from tests.model.reference import dense_attention, mesh_of
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # each operation is a program of its own
 MUTATED = 1e-2
 COMPILED = MIXTURES.keys() | {"aria", "glm4v_moe"}  # experts run in a loop
-ALIKE = {"aya_vision", "deepseek_vl", "exaone4_5", "glm46v", "ovis2", "video_llama_3"}  # their texts run
+# their texts run
+ALIKE = {"aya_vision", "deepseek_vl", "exaone4_5", "glm46v", "ovis2", "video_llama_3"}
 CLOSE = 2e-5  # of the largest log probability
 
 recorded = cache(load)
@@ -35,7 +36,9 @@ def logprobs(decoder: Decoder, ids: np.ndarray) -> np.ndarray:
     """Log probabilities after every token, an operation at a time: a program for each model would cost more."""
     with jax.disable_jit(decoder.config.experts is None):  # experts have a loop
         attend = dense_attention(decoder.config)
-        hidden, _ = decoder(jnp.asarray(ids, jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), attend, 0)
+        hidden, _ = decoder(
+            jnp.asarray(ids, jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), attend, 0
+        )
         logits = np.asarray(decoder.unembed(hidden), np.float64)[:, : decoder.config.vocab_size]
     logits -= logits.max(axis=1, keepdims=True)
     return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
@@ -58,7 +61,9 @@ def difference(model: Recorded, decoder: Decoder) -> float:
 @pytest.mark.parametrize(
     ("family", "number"),
     [
-        pytest.param(family, number, marks=pytest.mark.slow if number or family in COMPILED | ALIKE else ())
+        pytest.param(
+            family, number, marks=pytest.mark.slow if number or family in COMPILED | ALIKE else ()
+        )
         for family in names()
         for number in range(len(recorded(family)))
     ],
@@ -93,7 +98,9 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         ("hunyuan_v1_dense", {"qk_norm_last": False}),
         ("cohere2_vision", {"logit_scale": 0.0625}),
         pytest.param("flint", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
-        pytest.param("flint", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow),
+        pytest.param(
+            "flint", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
+        ),
         pytest.param("flint", {"sliding_window": None}, marks=pytest.mark.slow),
         pytest.param("flint", {"window_pattern": (True,)}, marks=pytest.mark.slow),
         pytest.param("mellum", {"windowed_rope": None}, marks=pytest.mark.slow),
@@ -107,32 +114,48 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         pytest.param("glm4", {"rope": {"rotated_dim": None}}, marks=pytest.mark.slow),
         pytest.param("granite", {"embedding_scale": 1.0}, marks=pytest.mark.slow),
         pytest.param("granite", {"attention_scale": None}, marks=pytest.mark.slow),
-        pytest.param("gpt_oss", {"experts": {"clamp": GateClamp(1e9, 1.3)}}, marks=pytest.mark.slow),
+        pytest.param(
+            "gpt_oss", {"experts": {"clamp": GateClamp(1e9, 1.3)}}, marks=pytest.mark.slow
+        ),
         pytest.param("gpt_oss", {"experts": {"clamp": None}}, marks=pytest.mark.slow),
         pytest.param("phimoe", {"experts": {"router": {"reach": 1e9}}}, marks=pytest.mark.slow),
-        pytest.param("phimoe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow),
-        pytest.param("ernie4_5_moe", {"experts": {"router": {"least_sum": 0.0}}}, marks=pytest.mark.slow),
+        pytest.param(
+            "phimoe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "ernie4_5_moe", {"experts": {"router": {"least_sum": 0.0}}}, marks=pytest.mark.slow
+        ),
         pytest.param("glm4_moe", {"experts": {"router": {"scale": 1.0}}}, marks=pytest.mark.slow),
-        pytest.param("glm4_moe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow),
-        pytest.param("glm4_moe", {"experts": {"router": {"used_groups": 4}}}, marks=pytest.mark.slow),
+        pytest.param(
+            "glm4_moe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "glm4_moe", {"experts": {"router": {"used_groups": 4}}}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
-def test_without_a_part_the_results_differ(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_without_a_part_the_results_differ(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     model = recorded(family)[0]
     model.write(tmp_path)
     changed = changes_of(read_model_config(tmp_path), changes)
     assert difference(model, decoder_of(model, tmp_path, **changed)) > MUTATED
 
 
-def test_without_another_order_of_columns_the_results_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_another_order_of_columns_the_results_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(JoinedPart, "column", lambda self, number: number)
     model = recorded("ernie4_5")[0]
     assert difference(model, decoder_of(model, tmp_path)) > MUTATED
 
 
 @pytest.mark.slow
-def test_with_the_keys_of_another_layer_the_results_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_keys_of_another_layer_the_results_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = recorded("gemma4_text")[4]
     decoder = decoder_of(model, tmp_path)
     assert [decoder.config.layer_of_pages(layer) for layer in range(6)] == [0, 1, 2, 3, 2, 3]
@@ -161,11 +184,19 @@ def test_with_the_keys_of_another_layer_the_results_differ(tmp_path: Path, monke
         pytest.param("gpt_oss", "mlp.biases.down", 0.0, marks=pytest.mark.slow),
     ],
 )
-def test_without_a_parameter_the_results_differ(family: str, name: str, neutral: float, tmp_path: Path) -> None:
+def test_without_a_parameter_the_results_differ(
+    family: str, name: str, neutral: float, tmp_path: Path
+) -> None:
     model = recorded(family)[0]
     decoder = decoder_of(model, tmp_path)
-    found = [(path, each) for path, each in nnx.to_flat_state(nnx.state(decoder)) if path_of(path).endswith(name)]
-    neutrals = [(path, each.replace(jnp.full_like(each.get_value(), neutral))) for path, each in found]
+    found = [
+        (path, each)
+        for path, each in nnx.to_flat_state(nnx.state(decoder))
+        if path_of(path).endswith(name)
+    ]
+    neutrals = [
+        (path, each.replace(jnp.full_like(each.get_value(), neutral))) for path, each in found
+    ]
     assert neutrals
     nnx.update(decoder, nnx.from_flat_state(neutrals))
     assert difference(model, decoder) > MUTATED

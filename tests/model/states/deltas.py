@@ -27,7 +27,8 @@ def config(family: str, number: int) -> dict[str, Any]:
         "linear_conv_kernel_dim": draw.choice((2, 4)),
         "attention_bias": draw.random() < 0.3,
         "tie_word_embeddings": draw.random() < 0.5,
-        "rms_norm_eps": draw.choice((1e-2, 3e-2)),  # a small result of a head that is normalised is mostly rounding
+        # a small result of a head that is normalised is mostly rounding
+        "rms_norm_eps": draw.choice((1e-2, 3e-2)),
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 50.0,
@@ -36,7 +37,10 @@ def config(family: str, number: int) -> dict[str, Any]:
     }
     if number:
         kinds = [[LINEAR, FULL] * 2, [LINEAR, LINEAR, FULL]][number] if number < 2 else None
-        config["layer_types"] = kinds or [draw.choice((LINEAR, FULL)) for _ in range(3)] + [LINEAR, FULL]
+        config["layer_types"] = kinds or [draw.choice((LINEAR, FULL)) for _ in range(3)] + [
+            LINEAR,
+            FULL,
+        ]
         config["num_hidden_layers"] = len(config["layer_types"])
     if family == "qwen3_5_text":
         return config | {"intermediate_size": 20}
@@ -65,7 +69,10 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     for expert in range(config["num_experts"]):
         shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, config["moe_intermediate_size"])
     shapes |= mlp_shapes("mlp.shared_expert", embed, config["shared_expert_intermediate_size"])
-    return shapes | {"mlp.gate.weight": (config["num_experts"], embed), "mlp.shared_expert_gate.weight": (1, embed)}
+    return shapes | {
+        "mlp.gate.weight": (config["num_experts"], embed),
+        "mlp.shared_expert_gate.weight": (1, embed),
+    }
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -77,7 +84,9 @@ def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "v_proj": (groups, embed),
         "o_proj": (embed, heads),
     }
-    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"self_attn.{key}.weight": shape for key, shape in sizes.items()
+    }
     if config["attention_bias"]:
         shapes |= {f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items()}
     return shapes | {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
@@ -85,10 +94,17 @@ def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _delta_rule(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, heads = config["hidden_size"], config["linear_num_value_heads"]
-    keys, value = config["linear_num_key_heads"] * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    keys, value = (
+        config["linear_num_key_heads"] * config["linear_key_head_dim"],
+        config["linear_value_head_dim"],
+    )
     values = heads * value
     parts = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
-    parts = {"qkvz": 2 * (keys + values), "ba": 2 * heads} if config["model_type"] == "qwen3_next" else parts
+    parts = (
+        {"qkvz": 2 * (keys + values), "ba": 2 * heads}
+        if config["model_type"] == "qwen3_next"
+        else parts
+    )
     return {
         **{f"linear_attn.in_proj_{name}.weight": (size, embed) for name, size in parts.items()},
         "linear_attn.conv1d.weight": (2 * keys + values, 1, config["linear_conv_kernel_dim"]),

@@ -18,8 +18,25 @@ from safetensors.numpy import save_file
 from tests.model.states import deltas, latents, mambas, singles
 
 _TEXTS = (
-    *("lfm2", "lfm3", "minimax", "youtu", "qwen3_next", "bamba", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
-    *("qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe", "falcon_h1"),
+    *(
+        "lfm2",
+        "lfm3",
+        "minimax",
+        "youtu",
+        "qwen3_next",
+        "bamba",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+    ),
+    *(
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "granitemoehybrid",
+        "nemotron_h",
+        "lfm2_moe",
+        "falcon_h1",
+    ),
 )
 _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
@@ -32,7 +49,12 @@ _WRAPPERS = {
     "lfm2_vl": ("lfm2", "model.language_model.", ""),
     "kimi_k25": ("deepseek_v3", "language_model.model.", "language_model."),
 }  # of images: the family of texts, and the prefixes of its tensors and of its head
-_SIZES_OF_IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+_SIZES_OF_IMAGES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+}
 _SENSITIVE = {
     "bamba": (4, 5, 6),
     "lfm2_moe": (3,),
@@ -48,7 +70,9 @@ def _numbers(family: str) -> Iterator[int]:
     return islice(used, 1 if family in _WRAPPERS else 12)
 
 
-NAMES = tuple(f"{family}-{number}" for family in (*_TEXTS, *_WRAPPERS) for number in _numbers(family))
+NAMES = tuple(
+    f"{family}-{number}" for family in (*_TEXTS, *_WRAPPERS) for number in _numbers(family)
+)
 FIRST = tuple(name for name in NAMES if int(name.rpartition("-")[2]) < 3)
 RECORD = Path("tests/fixtures/hybrids.npz")
 PROMPTS, NEW, VOCAB = (29, 9, 1), 8, 53  # tokens of the prompts, generated tokens of each
@@ -62,22 +86,43 @@ def config_of(name: str) -> dict[str, Any]:
     if family in _WRAPPERS:
         text = config_of(f"{_WRAPPERS[family][0]}-{number}")
         tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
-        return {"model_type": family, "text_config": text, "vision_config": _SIZES_OF_IMAGES, **tied}
+        return {
+            "model_type": family,
+            "text_config": text,
+            "vision_config": _SIZES_OF_IMAGES,
+            **tied,
+        }
     if family in _OTHERS:
         config = _OTHERS[family].config(family, int(number))
     else:
-        config = {"lfm2": _lfm2, "lfm2_moe": _lfm2_moe, "lfm3": _lfm3, "minimax": _minimax}[family](int(number))
+        config = {"lfm2": _lfm2, "lfm2_moe": _lfm2_moe, "lfm3": _lfm3, "minimax": _minimax}[family](
+            int(number)
+        )
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return {"model_type": family, "vocab_size": VOCAB, "max_position_embeddings": 64, **tokens, **config}
+    return {
+        "model_type": family,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+        **tokens,
+        **config,
+    }
 
 
 def _lfm2(number: int) -> dict[str, Any]:
     """As LFM3 without what it has in addition."""
     config, draw = _lfm3(number), Random(f"lfm2 {number}")
-    for key in ("head_dim", "rope_parameters", "sliding_window", "use_attention_gate", "use_sandwich_norm"):
+    for key in (
+        "head_dim",
+        "rope_parameters",
+        "sliding_window",
+        "use_attention_gate",
+        "use_sandwich_norm",
+    ):
         config.pop(key, None)
     del config["attention_bias"]
-    kinds = [_FULL if kind == _SLIDING else kind for kind in config.pop("layer_types", [_CONV, _FULL])]
+    kinds = [
+        _FULL if kind == _SLIDING else kind for kind in config.pop("layer_types", [_CONV, _FULL])
+    ]
     config |= {"num_hidden_layers": len(kinds), "block_multiple_of": draw.choice((4, 7))}
     if number % 3 == 0:
         config["full_attn_idxs"] = [layer for layer, kind in enumerate(kinds) if kind == _FULL]
@@ -94,10 +139,24 @@ def _lfm2_moe(number: int) -> dict[str, Any]:
     """As LFM2, with experts behind some first layers."""
     config = _lfm2(number)
     kinds = layer_types({"model_type": "lfm2", **config})
-    for key in ("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "full_attn_idxs"):
+    for key in (
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
+        "full_attn_idxs",
+    ):
         config.pop(key, None)
-    mixture = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_dense_layers": number % 3}
-    router = {"use_expert_bias": number != 1, "norm_topk_prob": number != 2, "routed_scaling_factor": 1.5}
+    mixture = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "num_dense_layers": number % 3,
+    }
+    router = {
+        "use_expert_bias": number != 1,
+        "norm_topk_prob": number != 2,
+        "routed_scaling_factor": 1.5,
+    }
     return config | {"layer_types": kinds, "num_hidden_layers": len(kinds)} | mixture | router
 
 
@@ -123,7 +182,11 @@ def _lfm3(number: int) -> dict[str, Any]:
         0: [_CONV, _FULL, _CONV, _SLIDING],  # a period of two: windows are values
         1: None,  # the family's own pattern
         2: [_CONV, _SLIDING, _FULL] * 2,
-    }.get(number, [draw.choice((_FULL, _SLIDING, _CONV)) for _ in range(draw.choice((3, 4, 5)))] + [_CONV, _FULL])
+    }.get(
+        number,
+        [draw.choice((_FULL, _SLIDING, _CONV)) for _ in range(draw.choice((3, 4, 5)))]
+        + [_CONV, _FULL],
+    )
     config["num_hidden_layers"] = 5 if kinds is None else len(kinds)
     if kinds is not None:
         config["layer_types"] = kinds
@@ -155,10 +218,20 @@ def _minimax(number: int) -> dict[str, Any]:
         "block_size": (4, 16, 256)[number % 3],
     }
     if number:
-        kinds = {1: [_LINEAR, _LINEAR, _FULL, _LINEAR, _FULL], 2: [_FULL, _LINEAR, _LINEAR]}.get(number)
-        config["layer_types"] = kinds or [_LINEAR, _FULL, *draw.choices((_LINEAR, _FULL), k=draw.choice((1, 2, 3)))]
+        kinds = {1: [_LINEAR, _LINEAR, _FULL, _LINEAR, _FULL], 2: [_FULL, _LINEAR, _LINEAR]}.get(
+            number
+        )
+        config["layer_types"] = kinds or [
+            _LINEAR,
+            _FULL,
+            *draw.choices((_LINEAR, _FULL), k=draw.choice((1, 2, 3))),
+        ]
         config["num_hidden_layers"] = len(config["layer_types"])
-        names = [f"{name}_{part}_factor" for name in ("full_attn", "linear_attn", "mlp") for part in ("alpha", "beta")]
+        names = [
+            f"{name}_{part}_factor"
+            for name in ("full_attn", "linear_attn", "mlp")
+            for part in ("alpha", "beta")
+        ]
         config |= {name: round(draw.uniform(0.5, 3.0), 2) for name in names}
     if number % 3 == 2:
         config["sliding_window"] = 6
@@ -170,11 +243,17 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     if "layer_types" in config:
         return list(config["layer_types"])
     if "full_attn_idxs" in config:
-        return [_FULL if layer in config["full_attn_idxs"] else _CONV for layer in range(config["num_hidden_layers"])]
+        return [
+            _FULL if layer in config["full_attn_idxs"] else _CONV
+            for layer in range(config["num_hidden_layers"])
+        ]
     layers = range(config["num_hidden_layers"])
     if config["model_type"] == "minimax":
         return [_LINEAR if layer % 2 else _FULL for layer in layers]
-    return [_FULL if layer % 4 == 2 else _SLIDING if layer % 4 == 0 and layer else _CONV for layer in layers]
+    return [
+        _FULL if layer % 4 == 2 else _SLIDING if layer % 4 == 0 and layer else _CONV
+        for layer in layers
+    ]
 
 
 def write(name: str, folder: Path) -> None:
@@ -187,13 +266,16 @@ def write(name: str, folder: Path) -> None:
 
 def prompt(name: str, length: int, attempt: int) -> np.ndarray:
     """A prompt of a model; the record has that of the first attempt with clear margins."""
-    return np.random.default_rng(zlib.crc32(f"{name} {length} {attempt}".encode())).integers(0, VOCAB, length)
+    return np.random.default_rng(zlib.crc32(f"{name} {length} {attempt}".encode())).integers(
+        0, VOCAB, length
+    )
 
 
 def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     is_scale = "norm" in name and name.endswith("weight")
-    is_scale &= not name.startswith("qwen3") or "linear_attn" in name  # the other norms of Qwen3-Next add 1
+    # the other norms of Qwen3-Next add 1
+    is_scale &= not name.startswith("qwen3") or "linear_attn" in name
     std = 0.2 if len(shape) == 1 else 0.5 if "conv1d" in name else 0.25
     return np.asarray(std * values + (1.0 if is_scale else 0.0), np.float32)
 
@@ -203,19 +285,28 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if "text_config" in config:
         _, prefix, of_head = _WRAPPERS[config["model_type"]]
         inner = _shapes(config["text_config"]).items()
-        names = {key: prefix + key.removeprefix("model.") if "model." in key else of_head + key for key, _ in inner}
+        names = {
+            key: prefix + key.removeprefix("model.") if "model." in key else of_head + key
+            for key, _ in inner
+        }
         return {names[key]: shape for key, shape in inner}
     embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
     base = "backbone" if config["model_type"] == "nemotron_h" else "model"
     outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
     outer |= {"fal": outer["bam"], "nem": ("embeddings", "norm_f")}
     table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
-    shapes: dict[str, tuple[int, ...]] = {f"{base}.{table}.weight": (VOCAB, embed), f"{base}.{final}.weight": (embed,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{base}.{table}.weight": (VOCAB, embed),
+        f"{base}.{final}.weight": (embed,),
+    }
     if not config.get("tie_word_embeddings", is_lfm):
         shapes["lm_head.weight"] = (VOCAB, embed)
     if (module := _OTHERS.get(config["model_type"])) is not None:
         for layer in range(config["num_hidden_layers"]):
-            shapes |= {f"{base}.layers.{layer}.{key}": each for key, each in module.layer_shapes(config, layer).items()}
+            shapes |= {
+                f"{base}.layers.{layer}.{key}": each
+                for key, each in module.layer_shapes(config, layer).items()
+            }
         return shapes
     for layer, kind in enumerate(layer_types(config)):
         of_layer = _lfm_layer(config, kind, layer) if is_lfm else _minimax_layer(config, kind)
@@ -226,8 +317,15 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, dim = config["hidden_size"], _head_dim(config)
     heads, groups = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    sizes = {"q_proj": (heads, embed), "k_proj": (groups, embed), "v_proj": (groups, embed), "o_proj": (embed, heads)}
-    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    sizes = {
+        "q_proj": (heads, embed),
+        "k_proj": (groups, embed),
+        "v_proj": (groups, embed),
+        "o_proj": (embed, heads),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"self_attn.{key}.weight": shape for key, shape in sizes.items()
+    }
     if config.get("attention_bias"):
         shapes |= {f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items()}
     return shapes
@@ -252,7 +350,9 @@ def _lfm_layer(config: Mapping[str, Any], kind: str, layer: int) -> dict[str, tu
     norms = ["operator_norm", "ffn_norm"]
     norms += ["post_operator_norm", "post_ffn_norm"] if config.get("use_sandwich_norm") else []
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (embed,) for name in norms}
-    experts = range(config.get("num_experts", 0) if layer >= config.get("num_dense_layers", 0) else 0)
+    experts = range(
+        config.get("num_experts", 0) if layer >= config.get("num_dense_layers", 0) else 0
+    )
     inner = config["moe_intermediate_size"] if experts else _inner(config)
     for name in [f"feed_forward.experts.{expert}" for expert in experts] or ["feed_forward"]:
         sizes = {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}
@@ -262,31 +362,54 @@ def _lfm_layer(config: Mapping[str, Any], kind: str, layer: int) -> dict[str, tu
     if experts and config["use_expert_bias"]:
         shapes["feed_forward.expert_bias"] = (len(experts),)
     if kind == _CONV:
-        sizes = {"conv": (embed, 1, config["conv_L_cache"]), "in_proj": (3 * embed, embed), "out_proj": (embed, embed)}
+        sizes = {
+            "conv": (embed, 1, config["conv_L_cache"]),
+            "in_proj": (3 * embed, embed),
+            "out_proj": (embed, embed),
+        }
         shapes |= {f"conv.{key}.weight": shape for key, shape in sizes.items()}
-        return shapes | ({f"conv.{key}.bias": shape[:1] for key, shape in sizes.items()} if config["conv_bias"] else {})
+        return shapes | (
+            {f"conv.{key}.bias": shape[:1] for key, shape in sizes.items()}
+            if config["conv_bias"]
+            else {}
+        )
     norm = "layernorm" if is_lfm2 else "norm"
     shapes |= {f"self_attn.q_{norm}.weight": (dim,), f"self_attn.k_{norm}.weight": (dim,)}
-    shapes |= {key.replace("o_proj", "out_proj") if is_lfm2 else key: each for key, each in _attention(config).items()}
+    shapes |= {
+        key.replace("o_proj", "out_proj") if is_lfm2 else key: each
+        for key, each in _attention(config).items()
+    }
     if config.get("use_attention_gate"):
         shapes["self_attn.gate_proj.weight"] = (config["num_attention_heads"], embed)
     return shapes
 
 
 def _minimax_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
-    embed, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    embed, inner, count = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_local_experts"],
+    )
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (embed,),
         "post_attention_layernorm.weight": (embed,),
         "block_sparse_moe.gate.weight": (count, embed),
     }
     for expert in range(count):
-        for name, shape in {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}.items():
+        for name, shape in {
+            "w1": (inner, embed),
+            "w3": (inner, embed),
+            "w2": (embed, inner),
+        }.items():
             shapes[f"block_sparse_moe.experts.{expert}.{name}.weight"] = shape
     if kind == _FULL:
         return shapes | _attention(config)
     heads = config["num_attention_heads"] * config["head_dim"]
-    sizes = {"qkv_proj": (3 * heads, embed), "out_proj": (embed, heads), "output_gate": (heads, embed)}
+    sizes = {
+        "qkv_proj": (3 * heads, embed),
+        "out_proj": (embed, heads),
+        "output_gate": (heads, embed),
+    }
     return (
         shapes
         | {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}

@@ -27,12 +27,20 @@ def config(family: str, number: int) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": draw.choice((50.0, 1e4))},
     }
     if number % 2 == 0:
-        sizes = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": draw.choice((0.7, 1.0))}
+        sizes = {
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": draw.choice((0.7, 1.0)),
+        }
         scaling = {"rope_type": "yarn", "mscale_all_dim": draw.choice((0.7, 1.0)), **sizes}
         config["rope_parameters"] |= scaling
     if family == "deepseek_v2":
         del config["rope_interleave"]
-    return config if family == "youtu" else config | _mixture(family, number, config["num_hidden_layers"])
+    return (
+        config
+        if family == "youtu"
+        else config | _mixture(family, number, config["num_hidden_layers"])
+    )
 
 
 def _mixture(family: str, number: int, layers: int) -> dict[str, Any]:
@@ -56,7 +64,11 @@ def _mixture(family: str, number: int, layers: int) -> dict[str, Any]:
 
 def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of a layer."""
-    embed, heads, bias = config["hidden_size"], config["num_attention_heads"], config["attention_bias"]
+    embed, heads, bias = (
+        config["hidden_size"],
+        config["num_attention_heads"],
+        config["attention_bias"],
+    )
     rank, inner, rotated = config["kv_lora_rank"], config["q_lora_rank"], config["qk_rope_head_dim"]
     plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
     sizes = {
@@ -67,10 +79,14 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     }
     if inner is not None:
         sizes["q_a_proj"] = (inner, embed)
-    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"self_attn.{key}.weight": shape for key, shape in sizes.items()
+    }
     if bias:
         biased = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj")
-        shapes |= {f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items() if key in biased}
+        shapes |= {
+            f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items() if key in biased
+        }
     if inner is not None:
         shapes["self_attn.q_a_layernorm.weight"] = (inner,)
     shapes |= {
@@ -84,7 +100,11 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     for expert in range(count):
         shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, width)
     shapes |= mlp_shapes("mlp.shared_experts", embed, config["n_shared_experts"] * width)
-    bias = {} if config["model_type"] == "deepseek_v2" else {"mlp.gate.e_score_correction_bias": (count,)}
+    bias = (
+        {}
+        if config["model_type"] == "deepseek_v2"
+        else {"mlp.gate.e_score_correction_bias": (count,)}
+    )
     return shapes | bias | {"mlp.gate.weight": (count, embed)}
 
 

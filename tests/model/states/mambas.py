@@ -44,7 +44,9 @@ def _falcon(config: dict[str, Any], draw: Random, number: int) -> dict[str, Any]
     factors: dict[str, Any] = {
         name: [draw.choice((0.5, 0.8, 1.3)) for _ in range(count)] for name, count in lists.items()
     }
-    factors |= {f"{name}_multiplier": draw.choice((0.5, 0.8, 1.3)) for name in names} | {"lm_head_multiplier": 0.3}
+    factors |= {f"{name}_multiplier": draw.choice((0.5, 0.8, 1.3)) for name in names} | {
+        "lm_head_multiplier": 0.3
+    }
     norm = {"mamba_rms_norm": number != 1, "mamba_norm_before_gate": number != 2}
     width = {"mamba_d_ssm": 2 * config["mamba_n_heads"] * 2 if number == 2 else None}
     bias = {"projectors_bias": config["mamba_proj_bias"], "num_hidden_layers": 2}
@@ -57,10 +59,17 @@ def _granite(config: dict[str, Any], draw: Random, number: int) -> dict[str, Any
     full = config.pop("attn_layer_indices")
     config["layer_types"] = [kinds[layer in full] for layer in range(config["num_hidden_layers"])]
     del config["mlp_bias"]
-    factors = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+    factors = (
+        "attention_multiplier",
+        "embedding_multiplier",
+        "logits_scaling",
+        "residual_multiplier",
+    )
     config |= {name: draw.choice((0.4, 0.7)) for name in factors} | {"logits_scaling": 6.0}
     experts = {"num_local_experts": 4 * (number % 3 != 1), "num_experts_per_tok": 2}
-    positions = {} if number % 3 == 1 else {"position_embedding_type": ("rope", "", "nope")[number % 3]}
+    positions = (
+        {} if number % 3 == 1 else {"position_embedding_type": ("rope", "", "nope")[number % 3]}
+    )
     return config | experts | positions | {"shared_intermediate_size": 12}
 
 
@@ -68,11 +77,22 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     """The shape of each tensor of a layer."""
     embed = config["hidden_size"]
     if "layer_types" in config:
-        norm, mlp, is_full = "post_attention_layernorm", _experts(config), "full" in config["layer_types"][layer]
+        norm, mlp, is_full = (
+            "post_attention_layernorm",
+            _experts(config),
+            "full" in config["layer_types"][layer],
+        )
         is_full |= config["layer_types"][layer] == "attention"
     else:
-        norm, mlp, is_full = "pre_ff_layernorm", _mlp(config), layer in config.get("attn_layer_indices", ())
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (embed,), f"{norm}.weight": (embed,)}
+        norm, mlp, is_full = (
+            "pre_ff_layernorm",
+            _mlp(config),
+            layer in config.get("attn_layer_indices", ()),
+        )
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (embed,),
+        f"{norm}.weight": (embed,),
+    }
     if config["model_type"] == "falcon_h1":
         return shapes | mlp | _attention(config) | _mamba(config)
     return shapes | mlp | (_attention if is_full else _mamba)(config)
@@ -85,7 +105,11 @@ def _mlp(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _experts(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of Granite's MLPs, and of its experts in joined tensors."""
-    embed, count, inner = config["hidden_size"], config["num_local_experts"], config["intermediate_size"]
+    embed, count, inner = (
+        config["hidden_size"],
+        config["num_local_experts"],
+        config["intermediate_size"],
+    )
     width, moe = config["shared_intermediate_size"], "block_sparse_moe"
     shapes: dict[str, tuple[int, ...]] = {
         "shared_mlp.input_linear.weight": (2 * width, embed),
@@ -102,8 +126,15 @@ def _experts(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, dim = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
     groups = config["num_key_value_heads"] * dim
-    sizes = {"q_proj": (embed, embed), "k_proj": (groups, embed), "v_proj": (groups, embed), "o_proj": (embed, embed)}
-    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    sizes = {
+        "q_proj": (embed, embed),
+        "k_proj": (groups, embed),
+        "v_proj": (groups, embed),
+        "o_proj": (embed, embed),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        f"self_attn.{key}.weight": shape for key, shape in sizes.items()
+    }
     return shapes | _biases(shapes, is_there=config["attention_bias"])
 
 
@@ -116,11 +147,17 @@ def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "mamba.out_proj.weight": (embed, inner),
     }
     shapes |= _biases(shapes, is_there=config["mamba_proj_bias"])
-    convolution: dict[str, tuple[int, ...]] = {"mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"])}
+    convolution: dict[str, tuple[int, ...]] = {
+        "mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"])
+    }
     shapes |= convolution | _biases(convolution, is_there=config["mamba_conv_bias"])
     norm = {"mamba.norm.weight": (inner,)} if config.get("mamba_rms_norm", True) else {}
     return shapes | {f"mamba.{key}": (heads,) for key in ("A_log", "dt_bias", "D")} | norm
 
 
 def _biases(shapes: Mapping[str, tuple[int, ...]], *, is_there: bool) -> dict[str, tuple[int, ...]]:
-    return {key.replace("weight", "bias"): shape[:1] for key, shape in shapes.items()} if is_there else {}
+    return (
+        {key.replace("weight", "bias"): shape[:1] for key, shape in shapes.items()}
+        if is_there
+        else {}
+    )

@@ -35,7 +35,9 @@ def config(family: str, number: int) -> dict[str, Any]:
         "layer_norm_epsilon": 1e-3,
         "tie_word_embeddings": False,
     }
-    key, value = ("layers_block_type", kinds) if number % 2 else ("hybrid_override_pattern", _letters(kinds))
+    key, value = (
+        ("layers_block_type", kinds) if number % 2 else ("hybrid_override_pattern", _letters(kinds))
+    )
     mixture = {
         "n_routed_experts": 8,
         "num_experts_per_tok": 3,
@@ -46,7 +48,9 @@ def config(family: str, number: int) -> dict[str, Any]:
         "routed_scaling_factor": 1.5,
         "norm_topk_prob": number % 3 == 0,
     }
-    return config | {key: value, "num_hidden_layers": len(kinds)} | (mixture if _MOE in kinds else {})
+    return (
+        config | {key: value, "num_hidden_layers": len(kinds)} | (mixture if _MOE in kinds else {})
+    )
 
 
 def _letters(kinds: list[str]) -> str:
@@ -62,16 +66,31 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
         case "M":
             return shapes | _mamba(config)
         case "*":
-            heads, groups = (config["head_dim"] * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
-            sizes = {"q": (heads, embed), "k": (groups, embed), "v": (groups, embed), "o": (embed, heads)}
+            heads, groups = (
+                config["head_dim"] * config[f"num_{name}_heads"]
+                for name in ("attention", "key_value")
+            )
+            sizes = {
+                "q": (heads, embed),
+                "k": (groups, embed),
+                "v": (groups, embed),
+                "o": (embed, heads),
+            }
             return shapes | {f"mixer.{name}_proj.weight": size for name, size in sizes.items()}
         case "-":
             return shapes | _mlp("mixer", embed, config["intermediate_size"], bias=bias)
     count = config["n_routed_experts"]
     for expert in range(count):
-        shapes |= _mlp(f"mixer.experts.{expert}", embed, config["moe_intermediate_size"], bias=False)
-    shapes |= _mlp("mixer.shared_experts", embed, config["moe_shared_expert_intermediate_size"], bias=bias)
-    return shapes | {"mixer.gate.weight": (count, embed), "mixer.gate.e_score_correction_bias": (count,)}
+        shapes |= _mlp(
+            f"mixer.experts.{expert}", embed, config["moe_intermediate_size"], bias=False
+        )
+    shapes |= _mlp(
+        "mixer.shared_experts", embed, config["moe_shared_expert_intermediate_size"], bias=bias
+    )
+    return shapes | {
+        "mixer.gate.weight": (count, embed),
+        "mixer.gate.e_score_correction_bias": (count,),
+    }
 
 
 def _mlp(key: str, embed: int, inner: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
@@ -79,7 +98,9 @@ def _mlp(key: str, embed: int, inner: int, *, bias: bool) -> dict[str, tuple[int
         f"{key}.up_proj.weight": (inner, embed),
         f"{key}.down_proj.weight": (embed, inner),
     }
-    return shapes | ({f"{key}.up_proj.bias": (inner,), f"{key}.down_proj.bias": (embed,)} if bias else {})
+    return shapes | (
+        {f"{key}.up_proj.bias": (inner,), f"{key}.down_proj.bias": (embed,)} if bias else {}
+    )
 
 
 def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -94,5 +115,8 @@ def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         **{f"mixer.{key}": (heads,) for key in ("A_log", "dt_bias", "D")},
     }
     if config["use_bias"]:
-        shapes |= {"mixer.in_proj.bias": (inner + channels + heads,), "mixer.out_proj.bias": (embed,)}
+        shapes |= {
+            "mixer.in_proj.bias": (inner + channels + heads,),
+            "mixer.out_proj.bias": (embed,),
+        }
     return shapes | ({"mixer.conv1d.bias": (channels,)} if config["use_conv_bias"] else {})

@@ -7,12 +7,12 @@ import pytest
 
 from orca_jax.engine import Engine
 from orca_jax.exec.executor import JaxExecutor
-from orca_jax.request import SamplingParams
 from orca_jax.sched import states
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
+from orca_jax.values.request import SamplingParams
 from tests.exec.test_groups import PAGE_SIZE, ROWS, poisoned
 from tests.model.states.hybrids import NEW, VOCAB
 from tests.model.states.test_launches import LENGTH, NUM_STATES, executor_of, record
@@ -26,14 +26,27 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hybrids")
 
 
-def engine_of(executor: JaxExecutor, num_stages: int, num_ahead: int, *, budget: int, reuses: bool) -> Engine:
+def engine_of(
+    executor: JaxExecutor, num_stages: int, num_ahead: int, *, budget: int, reuses: bool
+) -> Engine:
     groups = executor.config.cache.groups
     assert len(executor.config.cache.num_blocks) == 1
     num_states = (NUM_STATES if reuses else ROWS) if executor.config.cache.num_states else 0
-    kv = KVManager((MOST_PAGES * len(groups),), PAGE_SIZE, ROWS, groups=groups, longest=budget, num_states=num_states)
+    kv = KVManager(
+        (MOST_PAGES * len(groups),),
+        PAGE_SIZE,
+        ROWS,
+        groups=groups,
+        longest=budget,
+        num_states=num_states,
+    )
     pool = RequestPool(kv, vocab_size=VOCAB, max_model_len=LENGTH, reuses_prefixes=reuses)
     scheduler = ChunkedScheduler(
-        ROWS, budget, FirstComeFirstServed(), n_workers=num_stages + num_ahead, num_stages=num_stages
+        ROWS,
+        budget,
+        FirstComeFirstServed(),
+        n_workers=num_stages + num_ahead,
+        num_stages=num_stages,
     )
     return Engine(executor, scheduler, pool, check_in_interval=max(1, num_ahead))
 
@@ -118,9 +131,13 @@ def test_the_schedule_changes_no_token(
         action = dice.random()
         if action < 0.3 and len(engine.pool) < 5 and len(prompts) < 24:
             text = dice.choice((texts[0], texts[0], texts[1]))
-            prompt = text[: dice.randint(min(9, len(text)), len(text))] + dice.choice(([], [], [dice.randrange(VOCAB)]))
+            prompt = text[: dice.randint(min(9, len(text)), len(text))] + dice.choice(
+                ([], [], [dice.randrange(VOCAB)])
+            )
             prompts[str(len(prompts))] = prompt
-            engine.add_request(str(len(prompts) - 1), prompt, SamplingParams(max_tokens=NEW, temperature=0))
+            engine.add_request(
+                str(len(prompts) - 1), prompt, SamplingParams(max_tokens=NEW, temperature=0)
+            )
         elif action < 0.35 and engine.pool.running:
             victim = dice.choice(list(engine.pool.running.values()))
             if victim.finish_reason is None:
@@ -128,7 +145,9 @@ def test_the_schedule_changes_no_token(
         else:
             step(engine, tokens)
     run(engine, tokens)
-    assert engine.pool.num_cache_hits > 60 and engine.pool.num_preemptions > 2, "else it shows little"
+    assert engine.pool.num_cache_hits > 60 and engine.pool.num_preemptions > 2, (
+        "else it shows little"
+    )
     for request_id, prompt in prompts.items():
         assert tokens[request_id] == alone(executor, stages, prompt), (request_id, prompt)
     for ids in texts:

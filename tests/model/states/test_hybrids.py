@@ -1,5 +1,7 @@
 """Models with states: log probabilities and greedy ids are those of transformers, in chunks and side by side."""
 
+import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +16,6 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.errors import CheckpointError
 from orca_jax.model.block import Pattern
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
@@ -23,6 +24,7 @@ from orca_jax.model.mixers import linear_attention
 from orca_jax.model.parameters import flat_parameters, layers_of, path_of, split_layer
 from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.model.transformer import Decoder
+from orca_jax.values.errors import CheckpointError, ConfigError
 from tests.model.recorded.test_recorded import changes_of
 from tests.model.reference import mesh_of
 from tests.model.states.hybrids import FIRST, NAMES, PROMPTS, RECORD, write
@@ -31,11 +33,19 @@ from tests.project.source import ROOT
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
+# largest difference of log probabilities, and least one of a broken model
+CLOSE, MUTATED = 2e-5, 1e-2
 QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "qwen3_5_text-1", "bamba-1")
 WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1")
 SLOW_PARTS = (
-    *("falcon_h1-0", "qwen3_5_text-1", "qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2"),
+    *(
+        "falcon_h1-0",
+        "qwen3_5_text-1",
+        "qwen3_5_moe_text-1",
+        "granitemoehybrid-0",
+        "nemotron_h-0",
+        "lfm2_moe-2",
+    ),
     "deepseek_v3-0",
 )
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
@@ -61,7 +71,9 @@ LAUNCHES = (
 def record(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """The ids of each prompt and its answer, and the log probabilities after them."""
     with np.load(ROOT / RECORD) as stored:
-        return [(stored[f"{name}/ids_{i}"], stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))]
+        return [
+            (stored[f"{name}/ids_{i}"], stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))
+        ]
 
 
 @cache
@@ -96,14 +108,23 @@ def fresh(name: str, base: Path) -> Server:
     return server
 
 
-def served(name: str, server: Server, launches: Sequence[dict[int, int]] = LAUNCHES) -> list[np.ndarray]:
+def served(
+    name: str, server: Server, launches: Sequence[dict[int, int]] = LAUNCHES
+) -> list[np.ndarray]:
     """The log probabilities of all requests, from their recorded ids."""
     found: list[list[np.ndarray]] = [[] for _ in PROMPTS]
     done = dict.fromkeys(range(len(PROMPTS)), 0)
     for sizes in launches:
-        ids = {number: record(name)[number][0][done[number] :][:size].tolist() for number, size in sizes.items()}
-        before = {number: server.requests[number].block for number in ids if number in server.requests}
-        for number, out in server.launch({number: own for number, own in ids.items() if own}).items():
+        ids = {
+            number: record(name)[number][0][done[number] :][:size].tolist()
+            for number, size in sizes.items()
+        }
+        before = {
+            number: server.requests[number].block for number in ids if number in server.requests
+        }
+        for number, out in server.launch(
+            {number: own for number, own in ids.items() if own}
+        ).items():
             found[number].append(out)
             done[number] += len(ids[number])
         for block in before.values():
@@ -119,7 +140,9 @@ def difference(name: str, found: Sequence[np.ndarray]) -> float:
 
 def check(name: str, server: Server) -> None:
     found = served(name, server)
-    assert [len(ours) for ours in found] == [len(ids) for ids, _ in record(name)], "all tokens are compared"
+    assert [len(ours) for ours in found] == [len(ids) for ids, _ in record(name)], (
+        "all tokens are compared"
+    )
     assert difference(name, found) <= CLOSE
     for ours, (ids, _), length in zip(found, record(name), PROMPTS, strict=True):
         assert ours[length - 1 : -1].argmax(axis=1).tolist() == ids[length:].tolist()
@@ -131,8 +154,11 @@ def test_log_probabilities_equal_transformers(name: str, base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0", "youtu-0"])  # with a pattern that repeats
-@pytest.mark.parametrize(("form", "devices"), [("stacked", 1), ("switched", 1), ("stacked", 2), ("switched", 2)])
+# with a pattern that repeats
+@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0", "youtu-0"])
+@pytest.mark.parametrize(
+    ("form", "devices"), [("stacked", 1), ("switched", 1), ("stacked", 2), ("switched", 2)]
+)
 def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path) -> None:
     decoder = arranged(name, base, form, devices)
     assert decoder.pattern.period in (1, 2, 3) and decoder.pattern.repeats
@@ -141,7 +167,14 @@ def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path
 
 @pytest.mark.parametrize(
     ("mixers", "period", "repeats"),
-    [("a", 1, True), ("aaa", 1, True), ("ab", 2, False), ("abab", 2, True), ("abcabc", 3, True), ("ababa", 5, False)],
+    [
+        ("a", 1, True),
+        ("aaa", 1, True),
+        ("ab", 2, False),
+        ("abab", 2, True),
+        ("abcabc", 3, True),
+        ("ababa", 5, False),
+    ],
 )
 def test_periods(mixers: str, period: int, repeats: bool) -> None:
     names = {"a": "attention", "b": "short_conv", "c": "linear_attention"}
@@ -177,7 +210,10 @@ def test_stages(name: str, number: int, base: Path) -> None:
     """A stage may have no layer with some mixer. The decay depends on the layer in the model."""
     loading = prepare_load(folder(name, base), dtype="float32")
     parts = spans(loading.config, number)
-    stages = [loading.load(mesh_of(1), span=span, arrange=lambda decoder: decoder.unstack()) for span in parts]
+    stages = [
+        loading.load(mesh_of(1), span=span, arrange=lambda decoder: decoder.unstack())
+        for span in parts
+    ]
     assert number < 4 or {len(stage.pattern.parts) for stage in stages} == {1}
     check(name, Server(stages, mesh_of(1)))
 
@@ -214,7 +250,10 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *(("granitemoehybrid-1", {f"{part}_scale": 1.0}) for part in ("attention", "embedding", "logit", "residual")),
+        *(
+            ("granitemoehybrid-1", {f"{part}_scale": 1.0})
+            for part in ("attention", "embedding", "logit", "residual")
+        ),
         ("granitemoehybrid-0", {"rope_pattern": (False,)}),
         ("granitemoehybrid-2", {"rope_pattern": (True,)}),
         ("falcon_h1-0", {"mamba": {"norm": "gate_first"}}),
@@ -229,7 +268,9 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
     ],
     ids=str,
 )
-def test_without_an_option_the_results_differ(name: str, changes: dict[str, Any], base: Path) -> None:
+def test_without_an_option_the_results_differ(
+    name: str, changes: dict[str, Any], base: Path
+) -> None:
     config = read_model_config(folder(name, base))
     changed = replace(config, **changes_of(config, changes))
     decoder = load_decoder(folder(name, base), dtype="float32", mesh=mesh_of(1), config=changed)
@@ -240,7 +281,12 @@ def test_without_an_option_the_results_differ(name: str, changes: dict[str, Any]
 def without(state: Any, path: str, to: float = 0.0) -> Any:
     """The parameters, of which one is zeros, or all of another value."""
     flat = [
-        (keys, variable.replace(jnp.full_like(variable.get_value(), to)) if path_of(keys) == path else variable)
+        (
+            keys,
+            variable.replace(jnp.full_like(variable.get_value(), to))
+            if path_of(keys) == path
+            else variable,
+        )
         for keys, variable in nnx.to_flat_state(state)
     ]
     return nnx.from_flat_state(flat)
@@ -283,8 +329,12 @@ def test_a_wrong_decay_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_layers_without_states_refuse_models_with_them(base: Path) -> None:
     """The call of models with attention alone, as training and own decoders use it."""
     decoder, ids = arranged("lfm3-0", base), jnp.arange(4, dtype=jnp.int32)
-    with pytest.raises(NotImplementedError, match=r"layers with short_conv keep states.*Decoder\.run_layers"):
-        jax.eval_shape(lambda ids: decoder(ids, ids, lambda layer, q, k, v, cache: (q, cache), 0)[0], ids)
+    with pytest.raises(
+        NotImplementedError, match=r"layers with short_conv keep states.*Decoder\.run_layers"
+    ):
+        jax.eval_shape(
+            lambda ids: decoder(ids, ids, lambda layer, q, k, v, cache: (q, cache), 0)[0], ids
+        )
 
 
 @pytest.mark.slow
@@ -297,11 +347,67 @@ def test_kept_tokens(name: str, form: str, base: Path) -> None:
     np.testing.assert_allclose(np.asarray(kept), np.asarray(whole)[[5, 2]], atol=1e-5)
 
 
+def nemotron(folder: Path, kinds: list[str], base: Path) -> Decoder:
+    """A Nemotron-H with layers of these kinds; MLPs add zeros."""
+    folder.mkdir()
+    write("nemotron_h-1", base)
+    config = json.loads((base / "config.json").read_text())
+    del config["num_hidden_layers"]
+    (folder / "config.json").write_text(
+        json.dumps({**config, "layers_block_type": kinds, "mlp_bias": True})
+    )
+    stored, found = load_file(base / "model.safetensors"), {}
+    for number, kind in enumerate(kinds):
+        source = config["layers_block_type"].index(kind)
+        layer = {key: values for key, values in stored.items() if f".layers.{source}." in key}
+        found |= {
+            key.replace(f".{source}.", f".{number}."): values for key, values in layer.items()
+        }
+    found = {key: 0 * values if "down_proj" in key else values for key, values in found.items()}
+    found |= {key: values for key, values in stored.items() if ".layers." not in key}
+    save_file(found, folder / "model.safetensors")
+    return load_decoder(folder, dtype="float32", mesh=mesh_of(1))
+
+
+def test_a_model_of_single_parts_may_have_no_mlp(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    without = nemotron(tmp_path / "without", kinds, base)
+    with_zeros = nemotron(tmp_path / "with", [kinds[0], "mlp", *kinds[1:]], base)
+    assert not [path for path in flat_parameters(nnx.state(without)) if ".mlp." in path]
+    ids = jnp.arange(6, dtype=jnp.int32)
+    np.testing.assert_allclose(
+        run_one(without, ids, None), run_one(with_zeros, ids, None), atol=1e-6
+    )
+
+
+def test_an_infinite_limit_is_read_as_transformers_writes_it(base: Path) -> None:
+    directory = folder("bamba-1", base)
+    config = json.loads((directory / "config.json").read_text())
+    expected = read_model_config(directory)
+    (other := base / "infinite").mkdir()
+    config["time_step_limit"] = [0.0, {"__float__": "Infinity"}]
+    config["_pad_token_id"] = 3
+    (other / "config.json").write_text(json.dumps(config))
+    found = read_model_config(other)
+    assert found.mamba is not None and found.mamba.step_limits == (0.0, math.inf)
+    assert expected.mamba is not None and expected.mamba.step_limits == (0.0, math.inf)
+    config["time_step_limit"] = [0.0, {"__float__": "NaN"}]
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="time_step_limit must be a list of two numbers"):
+        read_model_config(other)
+
+
 def test_the_layers_of_a_parameter(base: Path) -> None:
     config = read_model_config(folder("minimax-2", base))
     assert layers_of("blocks.attention.query.kernel", config) == (0,)
     assert layers_of("blocks.linear_attention.norm.scale", config) == (1, 2)
-    assert layers_of("blocks.mlp.router", config) == layers_of("blocks.attention_norm.scale", config) == (0, 1, 2)
+    assert (
+        layers_of("blocks.mlp.router", config)
+        == layers_of("blocks.attention_norm.scale", config)
+        == (0, 1, 2)
+    )
 
 
 @pytest.mark.slow
@@ -322,13 +428,17 @@ def test_orbax_and_stages_hold_the_same_parameters(name: str, base: Path, tmp_pa
                 found = layers_of_all(flat_parameters(nnx.state(stage)), span.start)
                 assert {layer for layer, _ in found} == {*range(span.start, span.stop)}
                 for key, value in found.items():
-                    np.testing.assert_array_equal(np.asarray(value), np.asarray(expected[key]), err_msg=str(key))
+                    np.testing.assert_array_equal(
+                        np.asarray(value), np.asarray(expected[key]), err_msg=str(key)
+                    )
 
 
 def layers_of_all(parameters: dict[str, Any], first: int = 0) -> dict[tuple[int, str], Any]:
     """The parameters of separate layers, by the layer in the model and their path."""
     found = {split_layer(path): value for path, value in parameters.items()}
-    return {(layer + first, path): value for (path, layer), value in found.items() if layer is not None}
+    return {
+        (layer + first, path): value for (path, layer), value in found.items() if layer is not None
+    }
 
 
 @pytest.mark.slow
@@ -346,11 +456,15 @@ def test_random_values_depend_neither_on_stages_nor_on_devices(name: str, base: 
     assert set(whole) == {key for stage in stages for key in stage}
     for stage in stages:
         for key, value in stage.items():
-            np.testing.assert_array_equal(np.asarray(value), np.asarray(whole[key]), err_msg=str(key))
+            np.testing.assert_array_equal(
+                np.asarray(value), np.asarray(whole[key]), err_msg=str(key)
+            )
 
 
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS)
-def test_missing_tensors_are_named_for_the_layers_that_need_them(name: str, base: Path, tmp_path: Path) -> None:
+def test_missing_tensors_are_named_for_the_layers_that_need_them(
+    name: str, base: Path, tmp_path: Path
+) -> None:
     write(name, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     lost = next(key for key in tensors if key.endswith(("conv.conv.weight", "qkv_proj.weight")))
@@ -358,4 +472,7 @@ def test_missing_tensors_are_named_for_the_layers_that_need_them(name: str, base
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
-    assert set(caught.value.problems) == {f"{lost}: missing", "model.layers.99.conv.conv.weight: unexpected"}
+    assert set(caught.value.problems) == {
+        f"{lost}: missing",
+        "model.layers.99.conv.conv.weight: unexpected",
+    }

@@ -10,10 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import NO_BLOCK, form_groups
-from orca_jax.config import CacheConfig, ExecutorConfig
-from orca_jax.errors import ConfigError
-from orca_jax.exec.cache import SNAPSHOT_SHARE, size_cache, stage_bytes, with_num_pages, workspace_bytes
+from orca_jax.exec.cache import (
+    SNAPSHOT_SHARE,
+    size_cache,
+    stage_bytes,
+    with_num_pages,
+    workspace_bytes,
+)
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
@@ -22,7 +25,10 @@ from orca_jax.model.describe import config_from_hf
 from orca_jax.model.load import prepare_load, tensor_mesh
 from orca_jax.model.sharding import on_shards
 from orca_jax.model.stages import spans
-from orca_jax.step import Member, StateMove, StepPlan
+from orca_jax.values.cache_spec import NO_BLOCK, form_groups
+from orca_jax.values.config import CacheConfig, ExecutorConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.step import Member, StateMove, StepPlan
 from tests.exec.test_groups import PAGE_SIZE, ROWS, Host, models_of, poisoned
 from tests.model.states.hybrids import FIRST, PROMPTS, RECORD, config_of, write
 from tests.project.source import ROOT
@@ -40,24 +46,41 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def executor_of(
-    name: str, form: str, shards: int, stages: int, directory: str, base: Path, *, copies: bool = False
+    name: str,
+    form: str,
+    shards: int,
+    stages: int,
+    directory: str,
+    base: Path,
+    *,
+    copies: bool = False,
 ) -> JaxExecutor:
     folder = base / name
     folder.mkdir(exist_ok=True)
     write(name, folder)
     loading = prepare_load(folder, dtype="float32")
     model, models = loading.config, models_of(loading, form, shards, stages)
-    groups, num_states = form_groups(on_shards(model, shards).layer_caches, LENGTH), NUM_STATES * model.has_states
-    cache = CacheConfig(groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=num_states)
+    groups, num_states = (
+        form_groups(on_shards(model, shards).layer_caches, LENGTH),
+        NUM_STATES * model.has_states,
+    )
+    cache = CacheConfig(
+        groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=num_states
+    )
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, "xla", directory)
-    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
+    return JaxExecutor(
+        models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies)
+    )
 
 
 @cache
 def record(name: str) -> list[tuple[list[int], np.ndarray]]:
     """The ids of each prompt and its answer, and transformers' log probabilities after them."""
     with np.load(ROOT / RECORD) as stored:
-        return [(stored[f"{name}/ids_{i}"].tolist(), stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))]
+        return [
+            (stored[f"{name}/ids_{i}"].tolist(), stored[f"{name}/logprobs_{i}"])
+            for i in range(len(PROMPTS))
+        ]
 
 
 class StateHost(Host):
@@ -78,16 +101,22 @@ class StateHost(Host):
         sampling = replace(GREEDY.params, prompt_logprobs=0)
         move = StateMove(source, self.states[row])
         return member._replace(
-            targets=targets, state=move, sampling=GREEDY._replace(params=sampling) if start == 0 else None
+            targets=targets,
+            state=move,
+            sampling=GREEDY._replace(params=sampling) if start == 0 else None,
         )
 
     def keep(self, members: Sequence[Member]) -> None:
         """Let other requests have the blocks that were read alone."""
         moves = [member.state for member in members if member.state is not None]
-        self.free_states += [move.source for move in moves if move.source not in (NO_BLOCK, move.target)]
+        self.free_states += [
+            move.source for move in moves if move.source not in (NO_BLOCK, move.target)
+        ]
 
 
-def difference(name: str, executor: JaxExecutor, chunks: Sequence[int], *, is_moving: bool) -> float:
+def difference(
+    name: str, executor: JaxExecutor, chunks: Sequence[int], *, is_moving: bool
+) -> float:
     """The largest difference from transformers' log probabilities, with `chunks[i]` tokens of row i in an iteration."""
     host, done, worst, compared = StateHost(executor, is_moving=is_moving), [0] * ROWS, 0.0, 0
     while any(at < len(ids) - 1 for at, (ids, _) in zip(done, record(name), strict=True)):
@@ -96,7 +125,9 @@ def difference(name: str, executor: JaxExecutor, chunks: Sequence[int], *, is_mo
             size = min(chunks[row], len(ids) - 1 - done[row])
             if size > 0:
                 targets = ids[done[row] + 1 : done[row] + size + 1]
-                members.append(host.scored(row, done[row], ids[done[row] : done[row] + size], targets))
+                members.append(
+                    host.scored(row, done[row], ids[done[row] : done[row] + size], targets)
+                )
                 done[row] += size
         result = executor.collect(executor.submit(StepPlan(0, tuple(members))))
         host.keep(members)
@@ -120,7 +151,10 @@ def slow(*values: object) -> Any:
         slow("minimax-0", "scanned", 2, 1),
         slow("lfm3-2", "scanned", 1, 1),
         *(slow(name, "switched", 1, 1) for name in FIRST),
-        *(slow(name, "switched", 2, 2) for name in ("lfm3-1", "lfm3-3", "minimax-1", "youtu-0", "youtu-1", "bamba-1")),
+        *(
+            slow(name, "switched", 2, 2)
+            for name in ("lfm3-1", "lfm3-3", "minimax-1", "youtu-0", "youtu-1", "bamba-1")
+        ),
         slow("youtu-0", "scanned", 2, 1),
         *(
             slow(name, "switched", 2, 1)
@@ -158,12 +192,20 @@ def test_pools_are_not_copied(name: str, form: str, base: Path) -> None:
         decoder.unstack(switched=form == "switched")
     groups = form_groups(loading.config.layer_caches, LENGTH)
     cache = CacheConfig(groups, (20_000,), PAGE_SIZE, "float32", num_states=20_000)
-    programs = Programs(decoder, ExecutorConfig("float32", 1, (16,), ROWS, LENGTH, cache, "xla"), mesh)
+    programs = Programs(
+        decoder, ExecutorConfig("float32", 1, (16,), ROWS, LENGTH, cache, "xla"), mesh
+    )
     alias, temp = memory_of(programs.lowerings()["layers", 16]().compile())
     state = programs._state().caches
-    pages, states = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in state)
+    pages, states = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in state
+    )
     layers = loading.config.num_layers
-    assert alias >= pages + states and temp < min(pages, states) / (2 * layers), (pages, states, temp)
+    assert alias >= pages + states and temp < min(pages, states) / (2 * layers), (
+        pages,
+        states,
+        temp,
+    )
     assert temp <= workspace_bytes(loading.config, 16, ROWS, LENGTH)
 
 

@@ -11,19 +11,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from orca_jax import LLM
-from orca_jax.config import LoraConfig, Quantization
-from orca_jax.errors import CheckpointError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.lora.peft_files import read_adapter
 from orca_jax.model.quantise import expand, quantise, quantise_rows
-from orca_jax.request import RequestUpdate
+from orca_jax.values.config import LoraConfig, Quantization
+from orca_jax.values.errors import CheckpointError
+from orca_jax.values.request import RequestUpdate
 from tests.lora.directories import merge, write_adapter
 from tests.model.states.hybrids import PROMPTS, config_of, layer_types, write
 from tests.test_same_tokens import make_engine, run_updates
 from tests.test_states import CLOSE, jobs_of, record
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
-TARGETS = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"feed_forward.w{number}" for number in (1, 2, 3)))
+TARGETS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"feed_forward.w{number}" for number in (1, 2, 3)),
+)
 
 
 def written(name: str, folder: Path) -> Path:
@@ -40,7 +43,9 @@ def logprobs(job: Sequence[RequestUpdate]) -> list[float]:
     return [entry.logprob for update in job for entry in update.logprobs]
 
 
-def check_equal(found: Sequence[list[RequestUpdate]], expected: Sequence[list[RequestUpdate]], close: float) -> None:
+def check_equal(
+    found: Sequence[list[RequestUpdate]], expected: Sequence[list[RequestUpdate]], close: float
+) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert tokens(ours) == tokens(theirs)
         np.testing.assert_allclose(logprobs(ours), logprobs(theirs), rtol=0, atol=close)
@@ -49,13 +54,18 @@ def check_equal(found: Sequence[list[RequestUpdate]], expected: Sequence[list[Re
 def test_adapters_have_places_in_layers_with_attention_and_in_mlps(tmp_path: Path) -> None:
     base = written("lfm3-0", tmp_path / "base")
     model, lora = read_model_config(base), LoraConfig(num_slots=1, max_rank=2)
-    values = read_adapter(write_adapter(tmp_path / "adapter", 1, TARGETS, base=base), model, lora, "float32").values
+    values = read_adapter(
+        write_adapter(tmp_path / "adapter", 1, TARGETS, base=base), model, lora, "float32"
+    ).values
     has_attention = [kind != "conv" for kind in layer_types(config_of("lfm3-0"))]
     for target in ("query", "key", "value", "out", "attention.shrink", "attention_out.shrink"):
         assert values[target].any(axis=(1, 2)).tolist() == has_attention, target
     assert all(values[target].any(axis=(1, 2)).all() for target in ("gate", "up", "down"))
     refused = write_adapter(tmp_path / "refused", 1, ("conv.in_proj",), base=base)
-    with pytest.raises(CheckpointError, match=r"conv\.in_proj\.lora_A.*: adapters of layers with states are not supp"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"conv\.in_proj\.lora_A.*: adapters of layers with states are not supp",
+    ):
         read_adapter(refused, model, lora, "float32")
     gate = write_adapter(tmp_path / "gate", 1, ("self_attn.gate_proj",), base=base)
     with pytest.raises(CheckpointError, match=r"gate_proj.*: no linear layer of this model"):
@@ -83,7 +93,12 @@ def test_adapters_equal_merged_weights(
         for engine in make_engine(str(directory), program_cache, 1, "chunked"):
             expected += run_updates(engine, plain)
     assert [tokens(job) for job in expected[:3]] != [tokens(job) for job in expected[3:]]
-    lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 3, "lora_modules": (f"x={adapter}",)}
+    lora = {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": 3,
+        "lora_modules": (f"x={adapter}",),
+    }
     jobs = [*(replace(job, adapter="x") for job in plain), *plain]
     for engine in make_engine(str(base), program_cache, devices, "chunked", **options, **lora):
         for _ in range(2):
@@ -94,7 +109,9 @@ def test_adapters_equal_merged_weights(
 def dequantised(base: Path, folder: Path, kind: Quantization) -> Path:
     """Write a model with the values that its quantised weights stand for."""
     folder.mkdir()
-    (folder / "config.json").write_text((base / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "config.json").write_text(
+        (base / "config.json").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     tensors = load_file(base / "model.safetensors")
     for key, weight in tensors.items():
         if key.endswith(("embed_tokens.weight", "lm_head.weight")):
@@ -118,9 +135,13 @@ def dequantised(base: Path, folder: Path, kind: Quantization) -> Path:
         ("minimax-1", "int4", 1),
     ],
 )
-def test_quantised_weights(name: str, kind: Quantization, devices: int, program_cache: str, tmp_path: Path) -> None:
+def test_quantised_weights(
+    name: str, kind: Quantization, devices: int, program_cache: str, tmp_path: Path
+) -> None:
     base, jobs = written(name, tmp_path / "base"), jobs_of(name)
-    for engine in make_engine(str(dequantised(base, tmp_path / "plain", kind)), program_cache, 1, "chunked"):
+    for engine in make_engine(
+        str(dequantised(base, tmp_path / "plain", kind)), program_cache, 1, "chunked"
+    ):
         expected = run_updates(engine, jobs)
     options = {"quantization": kind, "max_num_batched_tokens": 8}
     for engine in make_engine(str(base), program_cache, devices, "chunked", **options):
@@ -136,7 +157,9 @@ def test_pages_of_8_bits(name: str, dtype: str, program_cache: str, tmp_path: Pa
     alone: list[list[RequestUpdate]] = []
     for budget in (64, 8):
         options = {"kv_cache_dtype": dtype, "max_num_batched_tokens": budget}
-        for engine in make_engine(str(written(name, tmp_path / str(budget))), program_cache, 1, "chunked", **options):
+        for engine in make_engine(
+            str(written(name, tmp_path / str(budget))), program_cache, 1, "chunked", **options
+        ):
             alone = alone or [run_updates(engine, [job])[0] for job in jobs_of(name)]
             for _ in range(2):
                 check_equal(run_updates(engine, jobs_of(name)), alone, CLOSE)
@@ -156,7 +179,12 @@ def test_embeddings(name: str, program_cache: str, tmp_path: Path) -> None:
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
     prompts = [ids[:length] for (ids, _), length in zip(record(name), PROMPTS, strict=True)]
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "page_size": 8, "num_pages": 60}
-    options = {"dtype": "float32", "tokenizer": "byte", "compile_cache": program_cache, "progress": False}
+    options = {
+        "dtype": "float32",
+        "tokenizer": "byte",
+        "compile_cache": program_cache,
+        "progress": False,
+    }
     with LLM(str(base), **options, **sizes, tensor_parallel_size=1) as llm:
         for pooling in ("last", "mean"):
             for _ in range(2):
@@ -164,4 +192,6 @@ def test_embeddings(name: str, program_cache: str, tmp_path: Path) -> None:
                 for output, (_, lines), length in zip(outputs, record(name), PROMPTS, strict=True):
                     wanted = lines[length - 1] if pooling == "last" else lines[:length].mean(axis=0)
                     found = head @ np.asarray(output.outputs.embedding, np.float32)
-                    np.testing.assert_allclose(found - found.mean(), wanted - wanted.mean(), rtol=0, atol=CLOSE)
+                    np.testing.assert_allclose(
+                        found - found.mean(), wanted - wanted.mean(), rtol=0, atol=CLOSE
+                    )

@@ -50,19 +50,33 @@ def save_steps(folder: Path, steps: Mapping[int, object], item: str = "items") -
         manager.wait_until_finished()
 
 
-def assert_equals_reference(directory: Path, name: str, devices: int = 1, *, exact: bool = True) -> None:
+def assert_equals_reference(
+    directory: Path, name: str, devices: int = 1, *, exact: bool = True
+) -> None:
     """Compare all parameters with those read from the reference model's safetensors."""
-    ours = flat_parameters(nnx.state(load_decoder(directory, dtype="float32", mesh=mesh_of(devices))))
-    expected = flat_parameters(nnx.state(load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))))
+    ours = flat_parameters(
+        nnx.state(load_decoder(directory, dtype="float32", mesh=mesh_of(devices)))
+    )
+    expected = flat_parameters(
+        nnx.state(load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices)))
+    )
     assert ours.keys() == expected.keys()
     for path, value in expected.items():
         limit = 0.0 if exact else 1e-6 * float(np.abs(value).max())
         assert ours[path].sharding == value.sharding
-        np.testing.assert_allclose(np.asarray(ours[path]), np.asarray(value), rtol=0, atol=limit, err_msg=path)
+        np.testing.assert_allclose(
+            np.asarray(ours[path]), np.asarray(value), rtol=0, atol=limit, err_msg=path
+        )
 
 
 def maxtext_tree(
-    name: str, *, scanned: bool = True, scan_axis: int = 1, pairs: bool = False, fused_mlp: bool = False, rows: int = 0
+    name: str,
+    *,
+    scanned: bool = True,
+    scan_axis: int = 1,
+    pairs: bool = False,
+    fused_mlp: bool = False,
+    rows: int = 0,
 ) -> Tree:
     """The parameters of a reference model in MaxText's layout.
 
@@ -88,9 +102,15 @@ def maxtext_tree(
         found = {
             "pre_self_attention_layer_norm/scale": tensors[f"{at}input_layernorm.weight"],
             "post_self_attention_layer_norm/scale": tensors[f"{at}post_attention_layernorm.weight"],
-            "self_attention/query/kernel": query / np.float32(np.sqrt(dim)) if folds_scale else query,
-            "self_attention/key/kernel": rotated(kernel(f"{at}self_attn.k_proj.weight", embed, kv_heads, dim)),
-            "self_attention/value/kernel": kernel(f"{at}self_attn.v_proj.weight", embed, kv_heads, dim),
+            "self_attention/query/kernel": query / np.float32(np.sqrt(dim))
+            if folds_scale
+            else query,
+            "self_attention/key/kernel": rotated(
+                kernel(f"{at}self_attn.k_proj.weight", embed, kv_heads, dim)
+            ),
+            "self_attention/value/kernel": kernel(
+                f"{at}self_attn.v_proj.weight", embed, kv_heads, dim
+            ),
             "self_attention/out/kernel": kernel(f"{at}self_attn.o_proj.weight", heads, dim, embed),
             "mlp/wo/kernel": tensors[f"{at}mlp.down_proj.weight"].T,
         }
@@ -98,8 +118,15 @@ def maxtext_tree(
         found |= {"mlp/wi/kernel": np.stack([gate, up], 1)} if fused_mlp else {}
         found |= {} if fused_mlp else {"mlp/wi_0/kernel": gate, "mlp/wi_1/kernel": up}
         for part, size in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
-            bias, norm = f"{at}self_attn.{part[0]}_proj.bias", f"{at}self_attn.{part[0]}_norm.weight"
-            found |= {f"self_attention/{part}/bias": tensors[bias].reshape(size, dim)} if bias in tensors else {}
+            bias, norm = (
+                f"{at}self_attn.{part[0]}_proj.bias",
+                f"{at}self_attn.{part[0]}_norm.weight",
+            )
+            found |= (
+                {f"self_attention/{part}/bias": tensors[bias].reshape(size, dim)}
+                if bias in tensors
+                else {}
+            )
             found |= {f"self_attention/{part}_norm/scale": tensors[norm]} if norm in tensors else {}
         return found
 
@@ -107,7 +134,11 @@ def maxtext_tree(
     layers = [layer(number) for number in range(hf["num_hidden_layers"])]
     for key in layers[0]:
         if scanned:
-            put(tree, f"decoder/layers/{key}", np.stack([each[key] for each in layers], axis=scan_axis))
+            put(
+                tree,
+                f"decoder/layers/{key}",
+                np.stack([each[key] for each in layers], axis=scan_axis),
+            )
         else:
             for number, each in enumerate(layers):
                 put(tree, f"decoder/layers_{number}/{key}", each[key])
@@ -115,14 +146,23 @@ def maxtext_tree(
     table = tensors["model.embed_tokens.weight"]
     put(tree, "token_embedder/embedding", np.pad(table, [(0, rows), (0, 0)]))
     if not hf["tie_word_embeddings"]:
-        put(tree, "decoder/logits_dense/kernel", np.pad(tensors["lm_head.weight"].T, [(0, 0), (0, rows)]))
+        put(
+            tree,
+            "decoder/logits_dense/kernel",
+            np.pad(tensors["lm_head.weight"].T, [(0, 0), (0, rows)]),
+        )
     return tree
 
 
-def maxtext_logits(tree: Tree, name: str, ids: np.ndarray, frequencies: np.ndarray, *, pairs: bool) -> np.ndarray:
+def maxtext_logits(
+    tree: Tree, name: str, ids: np.ndarray, frequencies: np.ndarray, *, pairs: bool
+) -> np.ndarray:
     """The logits of an unscanned tree by the rules of MaxText, for one sequence."""
     hf, _ = hf_weights(name)
-    dim, eps = tree["decoder"]["layers_0"]["self_attention"]["query"]["kernel"].shape[-1], hf["rms_norm_eps"]
+    dim, eps = (
+        tree["decoder"]["layers_0"]["self_attention"]["query"]["kernel"].shape[-1],
+        hf["rms_norm_eps"],
+    )
 
     def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * scale
@@ -144,9 +184,13 @@ def maxtext_logits(tree: Tree, name: str, ids: np.ndarray, frequencies: np.ndarr
         attention, mlp = layer["self_attention"], layer["mlp"]
         inputs = norm(x, layer["pre_self_attention_layer_norm"]["scale"])
         query, key, value = (
-            np.einsum("te,ehd->thd", inputs, attention[part]["kernel"]) for part in ("query", "key", "value")
+            np.einsum("te,ehd->thd", inputs, attention[part]["kernel"])
+            for part in ("query", "key", "value")
         )
-        key, value = (np.repeat(part, query.shape[1] // part.shape[1], axis=1) for part in (rotate(key), value))
+        key, value = (
+            np.repeat(part, query.shape[1] // part.shape[1], axis=1)
+            for part in (rotate(key), value)
+        )
         scores = np.einsum("thd,shd->hts", rotate(query), key)  # not scaled: the weights are
         scores = np.where(np.tri(len(ids), dtype=bool), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -154,8 +198,14 @@ def maxtext_logits(tree: Tree, name: str, ids: np.ndarray, frequencies: np.ndarr
         x = x + np.einsum("hts,shd,hde->te", weights, value, attention["out"]["kernel"])
         inputs = norm(x, layer["post_self_attention_layer_norm"]["scale"])
         gate = inputs @ mlp["wi_0"]["kernel"]
-        x = x + (gate / (1 + np.exp(-gate)) * (inputs @ mlp["wi_1"]["kernel"])) @ mlp["wo"]["kernel"]
-    return norm(x, tree["decoder"]["decoder_norm"]["scale"]) @ tree["decoder"]["logits_dense"]["kernel"]
+        x = (
+            x
+            + (gate / (1 + np.exp(-gate)) * (inputs @ mlp["wi_1"]["kernel"])) @ mlp["wo"]["kernel"]
+        )
+    return (
+        norm(x, tree["decoder"]["decoder_norm"]["scale"])
+        @ tree["decoder"]["logits_dense"]["kernel"]
+    )
 
 
 def tunix_tree(name: str) -> Tree:

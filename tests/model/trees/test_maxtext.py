@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.rope import frequencies
 from orca_jax.model.trees import maxtext
+from orca_jax.values.errors import CheckpointError, ConfigError
 from tests.model.orbax import refusal, save
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import (
@@ -34,7 +34,9 @@ def directory_with(tree: object, name: str, folder: Path, **mapping: Any) -> Pat
     directory = model_directory(name, folder)
     save(directory / PARAMS, {"params": {"params": tree}})
     if mapping:
-        (directory / "mapping.json").write_text(json.dumps({"table": "maxtext", "options": mapping}))
+        (directory / "mapping.json").write_text(
+            json.dumps({"table": "maxtext", "options": mapping})
+        )
     return directory
 
 
@@ -95,7 +97,10 @@ def test_training_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         return {"params": {"params": tree}, "opt_state": moments, "step": np.int32(step)}
 
     directory = model_directory(name, tmp_path / "model")
-    save_steps(directory / PARAMS, {100: state(maxtext_tree(name, pairs=False), 100), 200: state(tree, 200)})
+    save_steps(
+        directory / PARAMS,
+        {100: state(maxtext_tree(name, pairs=False), 100), 200: state(tree, 200)},
+    )
     with caplog.at_level("INFO"):
         assert_equals_reference(directory, name, exact=False)
     assert "parameters by the table of MaxText, from params/params" in caplog.text
@@ -104,7 +109,9 @@ def test_training_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
 
 def test_options(tmp_path: Path) -> None:
     tree = maxtext_tree(LLAMA_31, scan_axis=0)
-    directory = directory_with(tree, LLAMA_31, tmp_path / "model", param_scan_axis=0, rope_type="default")
+    directory = directory_with(
+        tree, LLAMA_31, tmp_path / "model", param_scan_axis=0, rope_type="default"
+    )
     assert_equals_reference(directory, LLAMA_31, exact=False)
 
 
@@ -115,20 +122,28 @@ def test_a_llama_without_scaling_may_be_another_one(
     """A config.json without the scaling of Llama 3.1 would rotate its heads in the wrong way."""
     for name in (LLAMA, LLAMA_31, "mistral-window", "qwen3"):
         caplog.clear()
-        maxtext.table(read_model_config(REFERENCE / name), (), maxtext.MaxTextOptions(rope_type=rope_type))
-        assert ("config.json has no rotary scaling llama3" in caplog.text) == (name == LLAMA and rope_type is None)
+        maxtext.table(
+            read_model_config(REFERENCE / name), (), maxtext.MaxTextOptions(rope_type=rope_type)
+        )
+        assert ("config.json has no rotary scaling llama3" in caplog.text) == (
+            name == LLAMA and rope_type is None
+        )
 
 
 def test_divided_logits_make_a_head(tmp_path: Path) -> None:
     """MaxText divides the logits of a tied embedding by the root of its width, unless told otherwise."""
-    directory = directory_with(maxtext_tree("qwen3"), "qwen3", tmp_path / "model", normalize_embedding_logits=True)
+    directory = directory_with(
+        maxtext_tree("qwen3"), "qwen3", tmp_path / "model", normalize_embedding_logits=True
+    )
     with pytest.raises(ConfigError, match="set tie_word_embeddings to false"):
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     decoder: Any = load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     head, table = decoder.head.table.get_value(), decoder.embedding.table.get_value()
-    np.testing.assert_allclose(np.asarray(head), np.asarray(table) / np.sqrt(config["hidden_size"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(head), np.asarray(table) / np.sqrt(config["hidden_size"]), rtol=1e-6
+    )
 
 
 def test_problems_name_the_keys_of_maxtext(tmp_path: Path) -> None:
@@ -145,13 +160,17 @@ def test_problems_name_the_keys_of_maxtext(tmp_path: Path) -> None:
         problem.startswith("decoder/layers/self_attention/key/kernel: shape [8, 3] has no axis 2")
         for problem in problems
     )
-    assert any("axis 0 of shape [96, 8] has no part 0 to 97" in problem for problem in problems), problems
+    assert any("axis 0 of shape [96, 8] has no part 0 to 97" in problem for problem in problems), (
+        problems
+    )
     assert len(problems) == 4
 
 
 def test_families_without_a_table(tmp_path: Path) -> None:
     directory = directory_with(maxtext_tree(LLAMA_31), "olmo2", tmp_path / "model")
-    with pytest.raises(ConfigError, match="families llama, mistral, qwen2, qwen3, not for olmo2") as caught:
+    with pytest.raises(
+        ConfigError, match="families llama, mistral, qwen2, qwen3, not for olmo2"
+    ) as caught:
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     assert not isinstance(caught.value, CheckpointError)
     assert "mapping.json (docs/own_models.md)" in str(caught.value)

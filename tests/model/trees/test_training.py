@@ -14,11 +14,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.trees.mapping import MAPPING, read_mapping
 from orca_jax.model.trees.rows import OPERATIONS as OF_ROWS
+from orca_jax.values.errors import ConfigError
 from tests.model.orbax import refusal
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import assert_equals_reference, model_directory, put
@@ -27,7 +27,13 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 NAME = "gpt2-12-heads"
 EMBED, HEADS, DIM, LAYERS, VOCAB, CONTEXT = 16, 2, 8, 2, 50, 48
-CONFIG = {"model_type": "gpt2", "n_embd": EMBED, "n_head": HEADS, "n_layer": LAYERS, "vocab_size": VOCAB}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_embd": EMBED,
+    "n_head": HEADS,
+    "n_layer": LAYERS,
+    "vocab_size": VOCAB,
+}
 CONFIG |= {"n_positions": CONTEXT, "eos_token_id": None}
 Mapping = dict[str, Any]
 
@@ -52,7 +58,10 @@ class Layer(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.ln1, self.ln2 = (nnx.LayerNorm(EMBED, epsilon=1e-5, rngs=rngs) for _ in range(2))
         self.attn = Attention(rngs)
-        self.fc_in, self.fc_out = nnx.Linear(EMBED, 4 * EMBED, rngs=rngs), nnx.Linear(4 * EMBED, EMBED, rngs=rngs)
+        self.fc_in, self.fc_out = (
+            nnx.Linear(EMBED, 4 * EMBED, rngs=rngs),
+            nnx.Linear(4 * EMBED, EMBED, rngs=rngs),
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attn(self.ln1(x))
@@ -63,7 +72,10 @@ class TinyGPT(nnx.Module):
     """A GPT of a training script, with names of its own."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.wte, self.wpe = nnx.Embed(VOCAB, EMBED, rngs=rngs), nnx.Embed(CONTEXT, EMBED, rngs=rngs)
+        self.wte, self.wpe = (
+            nnx.Embed(VOCAB, EMBED, rngs=rngs),
+            nnx.Embed(CONTEXT, EMBED, rngs=rngs),
+        )
         self.layers = nnx.List([Layer(rngs) for _ in range(LAYERS)])
         self.ln_f = nnx.LayerNorm(EMBED, epsilon=1e-5, rngs=rngs)
 
@@ -75,20 +87,31 @@ class TinyGPT(nnx.Module):
 
 
 def linear(source: str, path: str, *changes: Mapping) -> list[Mapping]:
-    kernel = {"source": f"model/{source}/kernel", "parameter": f"{path}.kernel", "operations": list(changes)}
+    kernel = {
+        "source": f"model/{source}/kernel",
+        "parameter": f"{path}.kernel",
+        "operations": list(changes),
+    }
     return [kernel, {"source": f"model/{source}/bias", "parameter": f"{path}.bias"}]
 
 
 def norm(source: str, path: str) -> list[Mapping]:
     rows = (("scale", "scale"), ("bias", "bias"))
-    return [{"source": f"model/{source}/{theirs}", "parameter": f"{path}.{ours}"} for theirs, ours in rows]
+    return [
+        {"source": f"model/{source}/{theirs}", "parameter": f"{path}.{ours}"}
+        for theirs, ours in rows
+    ]
 
 
 def third(number: int, name: str) -> list[Mapping]:
     at = "model/layers/{layer}/attn/qkv"
     kernel = [{"pick": [1, number]}, {"reshape": [EMBED, -1]}]
     return [
-        {"source": f"{at}/kernel", "parameter": f"blocks.attention.{name}.kernel", "operations": kernel},
+        {
+            "source": f"{at}/kernel",
+            "parameter": f"blocks.attention.{name}.kernel",
+            "operations": kernel,
+        },
         {
             "source": f"{at}/bias",
             "parameter": f"blocks.attention.{name}.bias",
@@ -122,7 +145,9 @@ def train() -> tuple[TinyGPT, nnx.Optimizer[TinyGPT], jax.Array]:
     optimizer = nnx.Optimizer(model, optax.sgd(0.5, momentum=0.9), wrt=nnx.Param)
 
     def loss(model: TinyGPT) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(model(IDS[:-1]), jnp.asarray(IDS[1:])).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            model(IDS[:-1]), jnp.asarray(IDS[1:])
+        ).mean()
 
     optimizer.update(model, nnx.grad(loss)(model))
     return model, optimizer, model(jnp.asarray(IDS))
@@ -142,7 +167,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
     shapes = nnx.state(nnx.eval_shape(lambda: TinyGPT(nnx.Rngs(0))))
     state = jax.tree.map(lambda leaf: draw.standard_normal(leaf.shape).astype(np.float32), shapes)
-    return save_steps(tmp_path_factory.mktemp("saved"), {"model": state, "opt": {"mu": state, "step": np.array(2)}})
+    return save_steps(
+        tmp_path_factory.mktemp("saved"),
+        {"model": state, "opt": {"mu": state, "step": np.array(2)}},
+    )
 
 
 def served(checkpoint: Path, directory: Path, content: object) -> Path:
@@ -156,21 +184,36 @@ def served(checkpoint: Path, directory: Path, content: object) -> Path:
 
 def test_the_state_of_an_nnx_module(checkpoint: Path, tmp_path: Path) -> None:
     """Two parameters by hand; the logits of the next test depend on all."""
-    decoder = load_decoder(served(checkpoint, tmp_path / "model", {"rows": ROWS}), dtype="float32", mesh=mesh_of(2))
+    decoder = load_decoder(
+        served(checkpoint, tmp_path / "model", {"rows": ROWS}), dtype="float32", mesh=mesh_of(2)
+    )
     saved = nnx.state(nnx.eval_shape(lambda: TinyGPT(nnx.Rngs(0))))
     with ocp.CheckpointManager(checkpoint) as manager:
         state = manager.restore(2, args=ocp.args.StandardRestore())["model"]
     assert saved.keys() == state.keys()
-    keys = np.stack([state["layers"][str(layer)]["attn"]["qkv"]["kernel"]["value"][:, 1] for layer in range(LAYERS)])
-    np.testing.assert_array_equal(np.asarray(decoder.blocks.attention.key.kernel[...]), keys.reshape(LAYERS, EMBED, -1))
-    np.testing.assert_array_equal(np.asarray(decoder.positions.table[...]), state["wpe"]["embedding"]["value"])
+    keys = np.stack(
+        [
+            state["layers"][str(layer)]["attn"]["qkv"]["kernel"]["value"][:, 1]
+            for layer in range(LAYERS)
+        ]
+    )
+    np.testing.assert_array_equal(
+        np.asarray(decoder.blocks.attention.key.kernel[...]), keys.reshape(LAYERS, EMBED, -1)
+    )
+    np.testing.assert_array_equal(
+        np.asarray(decoder.positions.table[...]), state["wpe"]["embedding"]["value"]
+    )
 
 
 @pytest.mark.slow
 def test_training_and_its_logits(tmp_path: Path) -> None:
     model, optimizer, expected = train()
-    folder = save_steps(tmp_path / "steps", {"model": nnx.state(model), "opt": nnx.state(optimizer)})
-    decoder = load_decoder(served(folder, tmp_path / "model", {"rows": ROWS}), dtype="float32", mesh=mesh_of(1))
+    folder = save_steps(
+        tmp_path / "steps", {"model": nnx.state(model), "opt": nnx.state(optimizer)}
+    )
+    decoder = load_decoder(
+        served(folder, tmp_path / "model", {"rows": ROWS}), dtype="float32", mesh=mesh_of(1)
+    )
     theirs = np.asarray(expected)
     assert np.abs(logits(decoder, IDS) - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
@@ -210,16 +253,25 @@ def linen_rows(*, scanned: bool) -> list[Mapping]:
     at = "params/h" if scanned else "params/h_{layer}"
 
     def of_layers(source: str, path: str, axes: int, *changes: Mapping) -> Mapping:
-        row = {"source": f"{at}/{source}", "parameter": f"blocks.{path}", "operations": list(changes)}
+        row = {
+            "source": f"{at}/{source}",
+            "parameter": f"blocks.{path}",
+            "operations": list(changes),
+        }
         return {**row, "layer_axis": axes} if scanned else row
 
     for source, path, _ in kinds:
         name, axes = ("scale", 1) if "norm" in path else ("kernel", 2)
-        rows += [of_layers(f"{source}/weight", f"{path}.{name}", axes), of_layers(f"{source}/bias", f"{path}.bias", 1)]
+        rows += [
+            of_layers(f"{source}/weight", f"{path}.{name}", axes),
+            of_layers(f"{source}/bias", f"{path}.bias", 1),
+        ]
     for number, name in enumerate(("query", "key", "value")):
         start, stop = number * 48, (number + 1) * 48
         rows += [
-            of_layers("attn/c_attn/weight", f"attention.{name}.kernel", 2, {"part": [1, start, stop]}),
+            of_layers(
+                "attn/c_attn/weight", f"attention.{name}.kernel", 2, {"part": [1, start, stop]}
+            ),
             of_layers("attn/c_attn/bias", f"attention.{name}.bias", 1, {"part": [0, start, stop]}),
         ]
     rows += [
@@ -284,7 +336,9 @@ def test_rows_that_do_not_fit(kind: str, checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_arrays_to_ignore(checkpoint: Path, tmp_path: Path) -> None:
-    directory = served(checkpoint, tmp_path / "model", {"rows": ROWS[:-1], "ignore": ["model/ln_f"]})
+    directory = served(
+        checkpoint, tmp_path / "model", {"rows": ROWS[:-1], "ignore": ["model/ln_f"]}
+    )
     assert refusal(directory).problems == ("final_norm.bias [16]: no row has this parameter",)
 
 
@@ -302,12 +356,16 @@ def test_the_mappings_of_the_page_are_read(tmp_path: Path) -> None:
     for block in blocks:
         (tmp_path / MAPPING).write_text(block)
         assert read_mapping(tmp_path) is not None
-    operations = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith('| `{"')]
+    operations = [
+        line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith('| `{"')
+    ]
     rows = [{"source": "a", "parameter": "b", "operations": list(map(json.loads, operations))}]
     (tmp_path / MAPPING).write_text(json.dumps({"rows": rows}))
     mapping = read_mapping(tmp_path)
     assert len(blocks) == 2 and mapping is not None and mapping.rows is not None
-    assert {type(operation) for operation in mapping.rows.rows[0].operations} == set(OF_ROWS.values())
+    assert {type(operation) for operation in mapping.rows.rows[0].operations} == set(
+        OF_ROWS.values()
+    )
 
 
 WRONG: dict[str, tuple[object, str]] = {
@@ -316,36 +374,69 @@ WRONG: dict[str, tuple[object, str]] = {
     "a list": ([], "must be a JSON object"),
     "neither": ({}, 'either "rows" or "table"'),
     "both": ({"rows": ROWS, "table": "maxtext"}, 'either "rows" or "table"'),
-    "a key": ({"rows": ROWS, "ignored": []}, "ignored is not one of rows, ignore; did you mean ignore?"),
+    "a key": (
+        {"rows": ROWS, "ignored": []},
+        "ignored is not one of rows, ignore; did you mean ignore?",
+    ),
     "no rows": ({"rows": {}}, "rows must be a list of JSON objects, got {}"),
     "a row": ({"rows": ["a"]}, "rows[0] must be a JSON object, got 'a'"),
-    "a key of a row": ({"rows": [{"sources": "a"}]}, "rows[0]: sources is not one of source, parameter"),
-    "no source": ({"rows": [{"parameter": "a"}]}, "rows[0]: source must be a non-empty string, got None"),
-    "an axis": ({"rows": [{"source": "a", "parameter": "b", "layer_axis": -1}]}, "rows[0]: layer_axis must be"),
-    "layers twice": ({"rows": [{"source": "{layer}", "parameter": "b", "layer_axis": 0}]}, "must have no {layer}"),
-    "twice": ({"rows": [{"source": "a", "parameter": "b"}] * 2}, "b is the parameter of several rows"),
-    "ignored": ({"rows": [{"source": "a", "parameter": "b"}], "ignore": "a"}, "ignore must be a list of strings"),
+    "a key of a row": (
+        {"rows": [{"sources": "a"}]},
+        "rows[0]: sources is not one of source, parameter",
+    ),
+    "no source": (
+        {"rows": [{"parameter": "a"}]},
+        "rows[0]: source must be a non-empty string, got None",
+    ),
+    "an axis": (
+        {"rows": [{"source": "a", "parameter": "b", "layer_axis": -1}]},
+        "rows[0]: layer_axis must be",
+    ),
+    "layers twice": (
+        {"rows": [{"source": "{layer}", "parameter": "b", "layer_axis": 0}]},
+        "must have no {layer}",
+    ),
+    "twice": (
+        {"rows": [{"source": "a", "parameter": "b"}] * 2},
+        "b is the parameter of several rows",
+    ),
+    "ignored": (
+        {"rows": [{"source": "a", "parameter": "b"}], "ignore": "a"},
+        "ignore must be a list of strings",
+    ),
     "a table": ({"table": "levanter"}, "table must be one of maxtext, tunix, got 'levanter'"),
     "an option": (
         {"table": "maxtext", "options": {"scan": 1}},
         "options: scan is not one of param_scan_axis",
     ),
-    "a value": ({"table": "maxtext", "options": {"param_scan_axis": 2}}, "param_scan_axis must be one of 0, 1, got 2"),
+    "a value": (
+        {"table": "maxtext", "options": {"param_scan_axis": 2}},
+        "param_scan_axis must be one of 0, 1, got 2",
+    ),
     "other options": ({"table": "tunix", "options": {"a": 1}}, "only the table maxtext has any"),
 }
 OPERATIONS: dict[str, tuple[object, str]] = {
     "a list": ("transpose", "operations must be a list, got 'transpose'"),
-    "an object": (["transpose"], "operations[0] must be a JSON object with one key, got 'transpose'"),
+    "an object": (
+        ["transpose"],
+        "operations[0] must be a JSON object with one key, got 'transpose'",
+    ),
     "unknown": ([{"transposed": [1, 0]}], "transposed is not one of reshape, transpose"),
     "sizes": ([{"reshape": [-1, -1]}], "reshape must be a list of sizes, got [-1, -1]"),
     "axes": ([{"transpose": [True, 0]}], "transpose must be a list of axes"),
-    "a part": ([{"part": [0, 1]}], "part must be a list of an axis, the first entry and the end, or null"),
+    "a part": (
+        [{"part": [0, 1]}],
+        "part must be a list of an axis, the first entry and the end, or null",
+    ),
     "a pick": ([{"pick": 1}], "pick must be a list of an axis and an entry"),
     "halves": ([{"halves": "0"}], "halves must be an axis, got '0'"),
     "a scale": ([{"scale": None}], "scale must be a number, got None"),
 }
 WRONG |= {
-    f"operations: {kind}": ({"rows": [{"source": "a", "parameter": "b", "operations": value}]}, words)
+    f"operations: {kind}": (
+        {"rows": [{"source": "a", "parameter": "b", "operations": value}]},
+        words,
+    )
     for kind, (value, words) in OPERATIONS.items()
 }
 
@@ -359,7 +450,9 @@ def test_a_wrong_mapping(kind: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith("mapping.json: ") and words in str(caught.value)
 
 
-def test_a_tree_without_a_table_names_keys_and_the_mapping(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_tree_without_a_table_names_keys_and_the_mapping(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     directory = served(checkpoint, tmp_path / "model", {})
     (directory / MAPPING).unlink()
     (problem,) = refusal(directory).problems

@@ -9,9 +9,9 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from flax import nnx
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
+from orca_jax.values.errors import ConfigError
 from tests.model.orbax import refusal
 from tests.model.reference import mesh_of
 from tests.model.trees.layouts import Tree, assert_equals_reference, model_directory, tunix_tree
@@ -27,7 +27,9 @@ def save_as_tunix(directory: Path, steps: dict[int, Tree]) -> None:
         for step, tree in steps.items():
             params = nnx.State(jax.tree.map(nnx.Param, tree))
             optimizer = {"step": np.array(step), "opt_state": [jax.tree.map(np.zeros_like, tree)]}
-            checkpointer.save_checkpointables(step, {"model_params": params, "optimizer_state": optimizer})
+            checkpointer.save_checkpointables(
+                step, {"model_params": params, "optimizer_state": optimizer}
+            )
 
 
 def test_a_checkpoint_by_tunix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,8 +53,12 @@ def test_the_rotation_of_tunix_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     directory = model_directory("llama-rope-llama3", tmp_path / "model")
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
     assert_equals_reference(directory, "llama-rope-llama3")
-    assert "Tunix rotates llama with a rope_theta of 1000000, and config.json has 10000" in caplog.text
-    assert "Tunix rotates llama without scaling, and config.json has the scaling llama3" in caplog.text
+    assert (
+        "Tunix rotates llama with a rope_theta of 1000000, and config.json has 10000" in caplog.text
+    )
+    assert (
+        "Tunix rotates llama without scaling, and config.json has the scaling llama3" in caplog.text
+    )
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
@@ -69,5 +75,8 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
 def test_families_without_a_table(tmp_path: Path) -> None:
     directory = model_directory("olmo2", tmp_path / "model")
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
-    with pytest.raises(ConfigError, match="trees of Tunix are read for the families llama, qwen2, qwen3, not for olmo"):
+    with pytest.raises(
+        ConfigError,
+        match="trees of Tunix are read for the families llama, qwen2, qwen3, not for olmo",
+    ):
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.fixtures.agents.recorded import recorded_turns
 from tests.openai.chats import deltas
 from tests.serve.played import READY, Stage, events, on_stage, saying
@@ -37,19 +37,39 @@ def test_a_tool_turn(name: str, tool: str, shortest: int, tmp_path: Path) -> Non
         prompts = []
         async with stage.http() as http:
             for turn in ("first", "second"):
-                body = {**recorded["fields"], "model": "m", "tools": recorded["tools"], "messages": recorded[turn]}
+                body = {
+                    **recorded["fields"],
+                    "model": "m",
+                    "tools": recorded["tools"],
+                    "messages": recorded[turn],
+                }
                 answer = await http.post("/v1/chat/completions", json=body)
                 assert answer.status_code == 200, answer.text
                 calls = [call for delta in deltas(answer) for call in delta.get("tool_calls") or []]
-                assert [call["function"]["name"] for call in calls if call["function"].get("name")] == [tool]
+                assert [
+                    call["function"]["name"] for call in calls if call["function"].get("name")
+                ] == [tool]
                 assert "".join(call["function"].get("arguments", "") for call in calls) == ARGUMENTS
                 assert "x-orca-ignored-fields" not in answer.headers
                 if "stream_options" in body:
-                    assert events(answer)[-1]["usage"]["prompt_tokens"] == len(stage.link.submitted[-1].prompt_ids)
+                    assert events(answer)[-1]["usage"]["prompt_tokens"] == len(
+                        stage.link.submitted[-1].prompt_ids
+                    )
                 prompts.append(bytes(stage.link.submitted[-1].prompt_ids).decode())
         first, second = prompts
-        assert len(first) > shortest and second.startswith(first), "all of the first prompt is found in the cache"
-        assert second.rindex("<tool>") > second.rindex("<user>"), "the result of the tool comes last"
+        assert len(first) > shortest and second.startswith(first), (
+            "all of the first prompt is found in the cache"
+        )
+        assert second.rindex("<tool>") > second.rindex("<user>"), (
+            "the result of the tool comes last"
+        )
 
-    config = ServerConfig(EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes")
-    on_stage(saying(f'<tool_call>{{"name": "{tool}", "arguments": {ARGUMENTS}}}</tool_call>'), act, config, chats=True)
+    config = ServerConfig(
+        EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes"
+    )
+    on_stage(
+        saying(f'<tool_call>{{"name": "{tool}", "arguments": {ARGUMENTS}}}</tool_call>'),
+        act,
+        config,
+        chats=True,
+    )

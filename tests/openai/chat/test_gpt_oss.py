@@ -2,9 +2,9 @@
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import TOOLS, deltas, message_of
 from tests.serve.played import chat, saying
 from tests.text.accepting import accepts
@@ -37,12 +37,16 @@ def test_a_call() -> None:
 
 def test_a_format_is_that_of_the_final_message() -> None:
     for fields in ({}, {"tools": TOOLS}):
-        answer, link = chat(saying("<|channel|>final<|message|>1"), CONFIG, response_format=FORMAT, **fields)
+        answer, link = chat(
+            saying("<|channel|>final<|message|>1"), CONFIG, response_format=FORMAT, **fields
+        )
         assert message_of(answer)["content"] == "1"
         structured = link.submitted[0].params.structured
         assert structured is not None
         for text, fits in (("1", True), ("2", False)):
-            assert accepts(structured, f"<|channel|>final<|message|>{text}", ByteTokenizer()) == fits
+            assert (
+                accepts(structured, f"<|channel|>final<|message|>{text}", ByteTokenizer()) == fits
+            )
         assert accepts(structured, CALL, ByteTokenizer()) == bool(fields)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.template_worker import MAX_OUTPUT
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import HERMES, TOOLS, checked, error_of
 from tests.openai.messages.talks import ask
 from tests.serve.played import CONTEXT, call, chat, saying, user
@@ -23,7 +23,9 @@ def test_a_limit_beyond_the_context_is_cut() -> None:
     assert (link.submitted[0].params.max_tokens, answer.headers[HEADER]) == (4, "4")
     assert checked(answer).json()["choices"][0]["finish_reason"] == "length"
     answer, link = call(SILENT, prompt=["x" * 1020, "y"], max_tokens=1000)
-    assert [one.params.max_tokens for one in link.submitted] == [4, 1000] and answer.headers[HEADER] == "4"
+    assert [one.params.max_tokens for one in link.submitted] == [4, 1000] and answer.headers[
+        HEADER
+    ] == "4"
 
 
 @pytest.mark.conforms("chat.max_tokens", "chat.max_completion_tokens")
@@ -36,7 +38,9 @@ def test_agents_ask_for_more_than_a_small_model_has(name: str, stream: bool) -> 
     assert (submit.params.max_tokens, answer.headers[HEADER]) == (room, str(room))
 
 
-@pytest.mark.parametrize("fields", [{}, {"max_tokens": 4}, {"max_tokens": -1}, {"max_tokens": 0, "echo": True}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_tokens": 4}, {"max_tokens": -1}, {"max_tokens": 0, "echo": True}]
+)
 def test_a_limit_that_fits_is_not_reported(fields: dict[str, Any]) -> None:
     answer, _ = call(SILENT, prompt="x" * 1020, **fields)
     assert answer.status_code == 200 and HEADER not in answer.headers
@@ -48,7 +52,9 @@ def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
         answer, link = call(SILENT, prompt="x" * 2000, truncate_prompt_tokens=-1, max_tokens=limit)
         assert answer.status_code == 200 and len(link.submitted[0].prompt_ids) == kept
     for limit in (CONTEXT, 32_000):
-        error = error_of(call(SILENT, prompt="x" * 2000, truncate_prompt_tokens=-1, max_tokens=limit)[0])
+        error = error_of(
+            call(SILENT, prompt="x" * 2000, truncate_prompt_tokens=-1, max_tokens=limit)[0]
+        )
         assert error["param"] == "max_tokens" and f"{CONTEXT} tokens" in error["message"]
 
 
@@ -60,17 +66,25 @@ def test_a_refusal_for_length_says_how_much_is_tools(size: int, unit: str) -> No
     for kind in (HERMES, None):
         error = error_of(chat(SILENT, kind, tools=tools)[0])
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-        share = int(error["message"].partition(f" of these {unit} are 2 tools")[0].rpartition(" ")[2])
+        share = int(
+            error["message"].partition(f" of these {unit} are 2 tools")[0].rpartition(" ")[2]
+        )
         assert size < share < size + 1000
-    error = error_of(chat(SILENT, messages=[user("x" * size * 2)], tools=tools, tool_choice="none")[0])
+    error = error_of(
+        chat(SILENT, messages=[user("x" * size * 2)], tools=tools, tool_choice="none")[0]
+    )
     assert "tools" not in error["message"]
 
 
-def test_a_prompt_that_is_too_long_to_be_rendered_has_the_code_for_its_length(tmp_path: Path) -> None:
+def test_a_prompt_that_is_too_long_to_be_rendered_has_the_code_for_its_length(
+    tmp_path: Path,
+) -> None:
     """The template's process gets no conversation beyond the limit. A template may also make a short one long."""
     template = tmp_path / "long.jinja"
     source = "{% if messages[0].content | length > 9999 %}{{ raise_exception('sent') }}{% endif %}"
-    template.write_text(source + "{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", encoding="utf-8")
+    template.write_text(
+        source + "{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", encoding="utf-8"
+    )
     kind = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
     for text in ("x" * (MAX_OUTPUT + 1), "x"):
         error = error_of(chat(SILENT, kind, messages=[user(text)])[0])

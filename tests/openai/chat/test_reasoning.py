@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import TOOLS, deltas, message_of
 from tests.serve.played import News, Stage, chat, events, on_stage, saying, update, user
 
@@ -37,7 +37,9 @@ def cut(text: str, size: int = 5) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-@pytest.mark.parametrize(("template", "said"), [(TEMPLATE, THOUGHT), (OPEN, THOUGHT.removeprefix("<think>\n"))])
+@pytest.mark.parametrize(
+    ("template", "said"), [(TEMPLATE, THOUGHT), (OPEN, THOUGHT.removeprefix("<think>\n"))]
+)
 def test_reasoning_is_apart_from_the_answer(made: Made, template: str, said: str) -> None:
     answer, _ = chat(saying(*cut(said + "Yes.")), made(template))
     message = message_of(answer)
@@ -67,7 +69,10 @@ def test_reasoning_without_an_end(made: Made) -> None:
 
 @pytest.mark.conforms("chat.enable_thinking")
 def test_tags_are_text_if_thinking_is_over_or_unknown(made: Made) -> None:
-    for config, fields in ((made(), {"enable_thinking": False}), (made(reasoning_parser="none"), {})):
+    for config, fields in (
+        (made(), {"enable_thinking": False}),
+        (made(reasoning_parser="none"), {}),
+    ):
         message = message_of(chat(saying(THOUGHT + "Yes."), config, **fields)[0])
         assert message["content"] == THOUGHT + "Yes." and "reasoning" not in message
 
@@ -80,7 +85,9 @@ def test_usage_counts_the_tokens_of_reasoning(made: Made, size: int) -> None:
     answer, _ = chat(saying(*cut(text, size)), made())
     usage = answer.json()["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
-    stream, _ = chat(saying(*cut(text, size)), made(), stream=True, stream_options={"include_usage": True})
+    stream, _ = chat(
+        saying(*cut(text, size)), made(), stream=True, stream_options={"include_usage": True}
+    )
     assert events(stream)[-1]["usage"] == usage
     none = chat(saying("Yes."), made())[0].json()["usage"]
     assert none["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -88,11 +95,17 @@ def test_usage_counts_the_tokens_of_reasoning(made: Made, size: int) -> None:
 
 def test_usage_of_several_choices_and_of_a_stop_string(made: Made) -> None:
     def script(submit: Submit) -> list[News]:
-        return [update(submit, *b"<think>ab"), update(submit, *b"cSTOPde"), update(submit, *b"</think>f")]
+        return [
+            update(submit, *b"<think>ab"),
+            update(submit, *b"cSTOPde"),
+            update(submit, *b"</think>f"),
+        ]
 
     answer, link = chat(script, made(), n=2, stop="STOP")
     assert [choice["message"]["reasoning"] for choice in answer.json()["choices"]] == ["abc", "abc"]
-    assert answer.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * len("<think>abcSTOP")}
+    assert answer.json()["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 2 * len("<think>abcSTOP")
+    }
     assert len(link.aborted) == 2
 
 
@@ -137,7 +150,11 @@ def test_reasoning_in_the_other_apis(made: Made) -> None:
             assert message["content"][0]["thinking"] == "Let me see."
             assert message["usage"]["output_tokens_details"]["thinking_tokens"] == counted
             for path in ("/v1/responses", "/v1/messages"):
-                streamed = {**body, "stream": True} if path == "/v1/messages" else {"input": "x", "stream": True}
+                streamed = (
+                    {**body, "stream": True}
+                    if path == "/v1/messages"
+                    else {"input": "x", "stream": True}
+                )
                 text = (await http.post(path, json=streamed)).text
                 assert "Let me see." in text and "Yes." in text and "<think>" not in text
 

@@ -4,16 +4,19 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.request import StructuredOutput
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import StructuredOutput
 from tests.openai.chats import CALL, HERMES, TOOLS, error_of, message_of
 from tests.serve.played import PlayedLink, chat, saying
 from tests.serve.running import MODEL, Server
 from tests.text.accepting import accepts
 
-FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"properties": {"x": {"type": "integer"}}}}}
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "s", "schema": {"properties": {"x": {"type": "integer"}}}},
+}
 CHAT = "/v1/chat/completions"
 COMPACT = CALL.replace(": ", ":").replace(", ", ",")
 WRONG = COMPACT.replace("Oslo", "Bonn")
@@ -31,11 +34,18 @@ def fits(link: PlayedLink, text: str) -> bool:
 
 
 @pytest.mark.conforms("chat.response_format", "chat.tools", "chat.structured_outputs")
-@pytest.mark.parametrize("fields", [{"response_format": FORMAT}, {"structured_outputs": {"json": {"type": "object"}}}])
+@pytest.mark.parametrize(
+    "fields", [{"response_format": FORMAT}, {"structured_outputs": {"json": {"type": "object"}}}]
+)
 def test_an_answer_is_a_call_or_in_the_format(fields: dict[str, Any]) -> None:
     answer, link = chat(saying('{"x":1}'), HERMES, tools=TOOLS, **fields)
     assert message_of(answer)["content"] == '{"x":1}' and "tool_calls" not in message_of(answer)
-    assert fits(link, '{"x":1}') and fits(link, COMPACT) and fits(link, COMPACT * 2) and not fits(link, "Well.")
+    assert (
+        fits(link, '{"x":1}')
+        and fits(link, COMPACT)
+        and fits(link, COMPACT * 2)
+        and not fits(link, "Well.")
+    )
     assert fits(link, WRONG), "only strict arguments are enforced"
     answer, link = chat(saying(COMPACT), HERMES, tools=TOOLS, parallel_tool_calls=False, **fields)
     assert message_of(answer)["content"] is None
@@ -55,7 +65,11 @@ def test_strict_arguments_are_enforced_after_the_marker() -> None:
 
 def test_what_cannot_be_enforced_is_named() -> None:
     config = ServerConfig(EngineConfig(model="m"), tool_call_parser="qwen3_coder")
-    function = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "string", "pattern": "a+"}}}}
+    function = {
+        "name": "f",
+        "strict": True,
+        "parameters": {"properties": {"a": {"type": "string", "pattern": "a+"}}},
+    }
     tools = [{"type": "function", "function": function}]
     for fields, kind in (({}, None), ({"response_format": FORMAT}, "composed")):
         answer, link = chat(saying("x"), config, tools=tools, **fields)
@@ -67,10 +81,14 @@ def test_what_cannot_be_enforced_is_named() -> None:
 @pytest.mark.conforms("chat.response_format", "chat.tool_choice")
 def test_a_forced_call_has_no_text_for_a_format() -> None:
     text = '[{"name":"clock","arguments":{}}]'
-    answer, link = chat(saying(text), HERMES, tools=TOOLS, tool_choice="required", response_format=FORMAT)
+    answer, link = chat(
+        saying(text), HERMES, tools=TOOLS, tool_choice="required", response_format=FORMAT
+    )
     assert message_of(answer)["tool_calls"] and constraint(link).kind == "json_schema"
     outputs = {"regex": "a"}
-    refused, _ = chat(saying(text), HERMES, tools=TOOLS, tool_choice="required", structured_outputs=outputs)
+    refused, _ = chat(
+        saying(text), HERMES, tools=TOOLS, tool_choice="required", structured_outputs=outputs
+    )
     assert error_of(refused)["param"] == "structured_outputs"
 
 
@@ -78,7 +96,12 @@ def test_both_are_generated_by_an_engine(server: Server) -> None:
     """The first token decides: "<" begins a call, and a quote the format."""
     constant = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": "k"}}}
     clock = {"type": "function", "function": {"name": "clock", "strict": True}}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "tools": [clock], "max_tokens": 200}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [clock],
+        "max_tokens": 200,
+    }
     body |= {"response_format": constant, "parallel_tool_calls": False}
     for first in '<"':
         answer = server.http.post(CHAT, json={**body, "logit_bias": {str(ord(first)): 100}})

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import CALL, TOOLS, error_of, message_of, only
 from tests.serve.played import Stage, chat, on_stage, saying, user
 
@@ -55,7 +55,10 @@ def test_the_log_says_it_once(made: Made, caplog: pytest.LogCaptureFixture) -> N
 def test_with_a_format_the_grammar_is_the_format(made: Made) -> None:
     answer, link = chat(saying("{}"), made(ALL), tools=TOOLS, response_format=SCHEMA)
     structured = link.submitted[0].params.structured
-    assert structured is not None and (structured.kind, structured.value) == ("json_schema", '{"type":"object"}')
+    assert structured is not None and (structured.kind, structured.value) == (
+        "json_schema",
+        '{"type":"object"}',
+    )
     assert message_of(answer)["content"] == "{}" and answer.headers[HEADER] == "tools"
 
 
@@ -66,7 +69,10 @@ def test_forced_calls_stay_enforced(made: Made) -> None:
         (only("clock", mode="required"), '[{"name": "clock", "arguments": {}}]'),
     ):
         answer, link = chat(saying(text), made(ALL), tools=TOOLS, tool_choice=choice)
-        assert message_of(answer)["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
+        assert message_of(answer)["tool_calls"][0]["function"] == {
+            "name": "clock",
+            "arguments": "{}",
+        }
         assert link.submitted[0].params.structured is not None and HEADER not in answer.headers
 
 
@@ -81,19 +87,31 @@ def test_tools_shown_in_an_unknown_form_are_refused(made: Made) -> None:
 
 REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([user("x"), {"role": "tool", "tool_call_id": "c", "content": "12:00"}], "messages[1].role"),
-    ([user("x"), {"role": "assistant", "content": "I look", "tool_calls": [CALLED]}], "messages[1].tool_calls"),
+    (
+        [user("x"), {"role": "assistant", "content": "I look", "tool_calls": [CALLED]}],
+        "messages[1].tool_calls",
+    ),
 ]
 
 
 @pytest.mark.conforms("chat.messages")
 @pytest.mark.parametrize(("messages", "param"), REFUSED)
-def test_messages_about_calls_are_kept_or_refused(made: Made, messages: list[Any], param: str) -> None:
+def test_messages_about_calls_are_kept_or_refused(
+    made: Made, messages: list[Any], param: str
+) -> None:
     text = messages[1]["content"]
-    for template in (ALL, "{% if messages | length > 2 %}{{ raise_exception('no') }}{% endif %}" + ALL):
+    for template in (
+        ALL,
+        "{% if messages | length > 2 %}{{ raise_exception('no') }}{% endif %}" + ALL,
+    ):
         answer, link = chat(saying("x"), made(template), messages=messages)
         assert answer.status_code == 200 and text.encode() in bytes(link.submitted[0].prompt_ids)
     with_tools = "{% if tools %}" + ALL + "{% else %}" + OF_USERS + "{% endif %}"
-    assert chat(saying("x"), made(with_tools), messages=messages)[0].status_code == 200, "a conversation without tools"
+    assert chat(saying("x"), made(with_tools), messages=messages)[0].status_code == 200, (
+        "a conversation without tools"
+    )
     error = error_of(chat(saying("x"), made(OF_USERS), messages=messages)[0])
     assert error["param"] == param and "leaves out" in error["message"]
-    assert chat(saying("x"), made(OF_USERS), messages=[user("x"), {"role": "assistant", "content": "y"}])[0].is_success
+    assert chat(
+        saying("x"), made(OF_USERS), messages=[user("x"), {"role": "assistant", "content": "y"}]
+    )[0].is_success

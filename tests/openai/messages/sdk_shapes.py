@@ -32,7 +32,12 @@ EVENTS: Mapping[str, type[pydantic.BaseModel]] = {
 
 
 def check_messages_response(
-    path: str, request: dict[str, Any], status: int, headers: Mapping[str, str], body: bytes, complete: bool = True
+    path: str,
+    request: dict[str, Any],
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    complete: bool = True,
 ) -> None:
     """Hold one answer in Anthropic's format to the SDK's types. Raises AssertionError."""
     if status >= 400:
@@ -55,9 +60,18 @@ def check_failure(status: int, headers: Mapping[str, str], body: bytes) -> dict[
     assert headers["content-type"] == "application/json"
     value = json.loads(body)
     assert value.keys() == {"type", "error", "request_id"} and value["type"] == "error", value
-    assert value["error"].keys() == {"type", "message"} and value["error"]["message"], value
+    assert (
+        value["error"].keys() - {"details"} == {"type", "message"} and value["error"]["message"]
+    ), value
+    assert "details" not in value["error"] or isinstance(
+        value["error"]["details"]["error_code"], str
+    )
     assert value["error"]["type"] == TYPES[status], (status, value)
-    assert value["request_id"] == headers["x-request-id"] == headers.get("request-id", value["request_id"])
+    assert (
+        value["request_id"]
+        == headers["x-request-id"]
+        == headers.get("request-id", value["request_id"])
+    )
     if status in (429, 503):
         assert headers["retry-after"].isdecimal()
     error: dict[str, str] = value["error"]
@@ -79,7 +93,11 @@ def check_type(kind: type[pydantic.BaseModel], value: object) -> None:
 def extras(value: object, where: str) -> Iterator[str]:
     if isinstance(value, pydantic.BaseModel):
         yield from (f"{where}.{name}" for name in value.model_extra or ())
-        yield from (one for name in type(value).model_fields for one in extras(getattr(value, name), f"{where}.{name}"))
+        yield from (
+            one
+            for name in type(value).model_fields
+            for one in extras(getattr(value, name), f"{where}.{name}")
+        )
     elif isinstance(value, list):
         yield from (found for one in value for found in extras(one, where))
 
@@ -140,8 +158,10 @@ def content_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 blocks[-1]["input"] = ""
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
-            field = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}.get(
-                delta["type"], "input"
-            )
+            field = {
+                "text_delta": "text",
+                "thinking_delta": "thinking",
+                "signature_delta": "signature",
+            }.get(delta["type"], "input")
             blocks[-1][field] += delta.get("partial_json", delta.get(field))
     return blocks

@@ -42,7 +42,12 @@ class Talk:
             body.setdefault("max_tokens", 100)
         answer = await self.http.post(path, json=body, headers=headers)
         check_messages_response(
-            path.partition("?")[0], body, answer.status_code, answer.headers, answer.content, complete=True
+            path.partition("?")[0],
+            body,
+            answer.status_code,
+            answer.headers,
+            answer.content,
+            complete=True,
         )
         return answer
 
@@ -60,7 +65,11 @@ class Talk:
 
 
 def talk[T](
-    act: Callable[[Talk], Any], script: Script | None = None, config: ServerConfig | None = None, *, chats: bool = True
+    act: Callable[[Talk], Any],
+    script: Script | None = None,
+    config: ServerConfig | None = None,
+    *,
+    chats: bool = True,
 ) -> Any:
     """Run `act` on a new server."""
 

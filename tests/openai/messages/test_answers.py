@@ -6,28 +6,37 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
-from orca_jax.openai.generation import Piece
-from orca_jax.openai.messages.answer import SIGNATURE, MessagesRenderer
-from orca_jax.openai.schema.answers import PromptDetails, Usage
+from orca_jax.serve.openai.generation import Piece
+from orca_jax.serve.openai.messages.answer import SIGNATURE, MessagesRenderer
+from orca_jax.serve.openai.schema.answers import PromptDetails, Usage
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tools import Reasoning, ToolCall
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import CALL, HERMES, MISTRAL
 from tests.openai.messages.sdk_shapes import check_stream, content_of
 from tests.openai.messages.talks import COUNT, TOOLS, Talk, ask, both, talk
 from tests.serve.played import CONTEXT, News, saying, update, user
 
 
-@pytest.mark.conforms("POST /v1/messages", "messages.model", "messages.stream", "messages.max_tokens")
+@pytest.mark.conforms(
+    "POST /v1/messages", "messages.model", "messages.stream", "messages.max_tokens"
+)
 def test_text() -> None:
     whole, events = both(saying("Hel", "lo."), max_tokens=9)
     assert whole["content"] == content_of(events) == [{"type": "text", "text": "Hello."}]
     assert whole["id"].startswith("msg_") and whole["model"] == "m" and whole["role"] == "assistant"
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
     start, end = events[0]["message"], events[-2]
-    assert start["content"] == [] and start["stop_reason"] is None and start["usage"]["output_tokens"] == 0
-    assert end["delta"] == {"stop_reason": "end_turn", "stop_sequence": None} and end["usage"] == whole["usage"]
+    assert (
+        start["content"] == []
+        and start["stop_reason"] is None
+        and start["usage"]["output_tokens"] == 0
+    )
+    assert (
+        end["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+        and end["usage"] == whole["usage"]
+    )
 
 
 def test_cached_tokens_are_counted_apart() -> None:
@@ -39,7 +48,9 @@ def test_cached_tokens_are_counted_apart() -> None:
         whole = (await found.post()).json()["usage"]
         events = check_stream((await found.post(stream=True)).text)
         for usage in (whole, events[0]["message"]["usage"], events[-2]["usage"]):
-            assert usage["cache_read_input_tokens"] == 7 and usage["cache_creation_input_tokens"] == 0
+            assert (
+                usage["cache_read_input_tokens"] == 7 and usage["cache_creation_input_tokens"] == 0
+            )
             assert usage["input_tokens"] + 7 == counted == len(found.link.submitted[-1].prompt_ids)
 
     talk(act, script)
@@ -47,7 +58,11 @@ def test_cached_tokens_are_counted_apart() -> None:
 
 @pytest.mark.conforms("messages.stop_sequences", "messages.stop")
 def test_stop_sequences() -> None:
-    for fields in ({"stop_sequences": ["END", "no"]}, {"stop": "END"}, {"stop": ["x"], "stop_sequences": ["END"]}):
+    for fields in (
+        {"stop_sequences": ["END", "no"]},
+        {"stop": "END"},
+        {"stop": ["x"], "stop_sequences": ["END"]},
+    ):
         whole, events = both(saying("one E", "ND two"), **fields)
         assert content_of(events) == whole["content"] == [{"type": "text", "text": "one "}]
         assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
@@ -59,7 +74,11 @@ def test_limits() -> None:
     assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"] == "max_tokens"
     for limit in (-1, None):
         whole, events = both(saying("abc", reason="length"), max_tokens=limit)
-        assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
+        assert (
+            whole["stop_reason"]
+            == events[-2]["delta"]["stop_reason"]
+            == "model_context_window_exceeded"
+        )
     answer = ask(saying("x"), max_tokens=0)
     assert answer.status_code == 400 and "max_tokens" in answer.json()["error"]["message"]
 
@@ -71,19 +90,29 @@ def test_an_empty_answer() -> None:
 
 def test_calls() -> None:
     text = f"Let me see. {CALL}{CALL}"
-    whole, events = both(saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS)
+    whole, events = both(
+        saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), HERMES, tools=TOOLS
+    )
     assert whole["stop_reason"] == events[-2]["delta"]["stop_reason"] == "tool_use"
     first, *calls = whole["content"]
-    assert first == {"type": "text", "text": "Let me see. "} and len({call["id"] for call in calls}) == 2
+    assert (
+        first == {"type": "text", "text": "Let me see. "}
+        and len({call["id"] for call in calls}) == 2
+    )
     assert all(call["id"].startswith("toolu_") for call in calls)
     assert [(call["name"], call["input"]) for call in calls] == [("weather", {"city": "Oslo"})] * 2
     streamed = content_of(events)
     assert streamed[0] == first
-    assert [(call["name"], json.loads(call["input"])) for call in streamed[1:]] == [("weather", {"city": "Oslo"})] * 2
+    assert [(call["name"], json.loads(call["input"])) for call in streamed[1:]] == [
+        ("weather", {"city": "Oslo"})
+    ] * 2
     starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert [start["input"] for start in starts[1:]] == [{}, {}]
     one, _ = both(
-        saying(CALL, CALL), HERMES, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}
+        saying(CALL, CALL),
+        HERMES,
+        tools=TOOLS,
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
     )
     assert len(one["content"]) == 1
 
@@ -117,8 +146,13 @@ def test_a_format_is_enforced() -> None:
             told = found.link.submitted[-1].params.structured
             assert told is not None and told.kind == "json_schema"
             assert json.loads(told.value) == {**schema, "additionalProperties": False}
-        both_forms = await found.post(structured_outputs={"regex": "a"}, output_config={"format": form})
-        assert both_forms.status_code == 400 and "output_config.format" in both_forms.json()["error"]["message"]
+        both_forms = await found.post(
+            structured_outputs={"regex": "a"}, output_config={"format": form}
+        )
+        assert (
+            both_forms.status_code == 400
+            and "output_config.format" in both_forms.json()["error"]["message"]
+        )
 
     talk(act)
 
@@ -137,7 +171,9 @@ def test_thinking_comes_back_signed() -> None:
     text = b"".join([stream.chunk(Piece(0, "", parts=[part]), None) for part in parts])
     text += stream.chunk(Piece(0, "", "tool_calls"), None) + stream.end(Usage(5, 9, 14))
     blocks = content_of(check_stream(text.decode()))
-    whole = json.loads(renderer().answer([Piece(0, "Yes", "tool_calls", parts=parts)], Usage(5, 9, 14)))
+    whole = json.loads(
+        renderer().answer([Piece(0, "Yes", "tool_calls", parts=parts)], Usage(5, 9, 14))
+    )
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": SIGNATURE}
     assert SIGNATURE and blocks[0] == whole["content"][0] == thinking
     assert blocks[1] == whole["content"][1] == {"type": "text", "text": "Yes"}
@@ -171,7 +207,10 @@ def test_the_thinking_of_a_model_and_its_way_back(tmp_path: Path) -> None:
 
     async def unread(found: Talk) -> set[str]:
         back = [user("?"), {"role": "assistant", "content": whole["content"]}, user("!")]
-        settings: dict[str, Any] = {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}
+        settings: dict[str, Any] = {
+            "thinking": {"type": "enabled"},
+            "output_config": {"effort": "low"},
+        }
         answer = await found.post(COUNT, messages=back, **settings)
         return set(answer.headers["x-orca-ignored-fields"].split(", "))
 
@@ -185,7 +224,10 @@ def test_pings_in_silence_and_the_event_of_a_failure() -> None:
     assert renderer().silence() == b'event: ping\ndata: {"type":"ping"}\n\n'
     answer = ask(script, stream=True)
     *_, last = check_stream(answer.text)
-    assert last["type"] == "error" and last["error"] == {"type": "invalid_request_error", "message": "broken"}
+    assert last["type"] == "error" and last["error"] == {
+        "type": "invalid_request_error",
+        "message": "broken",
+    }
     assert last["request_id"] == answer.headers["x-request-id"] == answer.headers["request-id"]
 
 
@@ -193,7 +235,14 @@ def test_a_limit_beyond_the_context() -> None:
     """It is cut to the rest, and the answer names the cut limit."""
     answer = ask(saying("x", reason="length"), max_tokens=32000, messages=[user("x")])
     usage = answer.json()["usage"]
-    assert answer.status_code == 200 and answer.json()["stop_reason"] == "model_context_window_exceeded"
+    assert (
+        answer.status_code == 200
+        and answer.json()["stop_reason"] == "model_context_window_exceeded"
+    )
     assert int(answer.headers["x-orca-max-tokens"]) == CONTEXT - usage["input_tokens"]
-    exact = ask(saying("x", reason="length"), max_tokens=CONTEXT - usage["input_tokens"], messages=[user("x")])
+    exact = ask(
+        saying("x", reason="length"),
+        max_tokens=CONTEXT - usage["input_tokens"],
+        messages=[user("x")],
+    )
     assert exact.json()["stop_reason"] == "max_tokens" and "x-orca-max-tokens" not in exact.headers

@@ -6,11 +6,11 @@ import anthropic.types
 import httpx
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.link.errors import Overloaded
 from orca_jax.link.wire import Rejected, Submit
-from orca_jax.openai.model import Service
+from orca_jax.serve.openai.model import Service
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.messages.sdk_shapes import check_failure, check_models, check_type
 from tests.openai.messages.talks import COUNT, MESSAGES, Talk, ask, talk
 from tests.serve.played import CONTEXT, News, Stage, on_stage, saying, user
@@ -32,12 +32,19 @@ def test_a_prompt_that_is_too_long() -> None:
     async def act(found: Talk) -> None:
         for stream in (False, True):
             answer = await found.post(messages=[user("x" * CONTEXT)], stream=stream)
-            length = (await found.post(COUNT, messages=[user("x" * CONTEXT)])).json()["input_tokens"]
+            length = (await found.post(COUNT, messages=[user("x" * CONTEXT)])).json()[
+                "input_tokens"
+            ]
             message = f"prompt is too long: {length} tokens > {CONTEXT - 1} maximum"
             assert failed(answer, 400) == {"type": "invalid_request_error", "message": message}
         for path in (MESSAGES, COUNT):  # of a text that is not encoded
-            found_long = failed(await found.post(path, messages=[user("x" * CONTEXT * 8)]), 400)["message"]
-            assert found_long.startswith("prompt is too long: 1") and f" tokens > {CONTEXT - 1} maximum" in found_long
+            found_long = failed(await found.post(path, messages=[user("x" * CONTEXT * 8)]), 400)[
+                "message"
+            ]
+            assert (
+                found_long.startswith("prompt is too long: 1")
+                and f" tokens > {CONTEXT - 1} maximum" in found_long
+            )
 
     talk(act)
 
@@ -65,13 +72,26 @@ def test_routing_and_bodies() -> None:
             failed(await http.get(MESSAGES), 405)
             failed(await http.post(f"{MESSAGES}/batches", json={}), 404)
             failed(await http.get(f"{MESSAGES}/", headers={"host": "evil.example"}), 403)
-            failed(await http.post(MESSAGES, content=b"{}", headers={"content-type": "text/plain"}), 415)
+            failed(
+                await http.post(MESSAGES, content=b"{}", headers={"content-type": "text/plain"}),
+                415,
+            )
             failed(await http.post(MESSAGES, json={"messages": "x" * 2000}), 413)
-            assert "not valid JSON" in failed(await http.post(MESSAGES, content=b"{", headers=JSON), 400)["message"]
-            unknown = failed(await http.post(MESSAGES, json={"model": "gpt", "messages": [user("x")]}), 404)
+            assert (
+                "not valid JSON"
+                in failed(await http.post(MESSAGES, content=b"{", headers=JSON), 400)["message"]
+            )
+            unknown = failed(
+                await http.post(MESSAGES, json={"model": "gpt", "messages": [user("x")]}), 404
+            )
             assert "'gpt'" in unknown["message"]
             other = await http.post("/v1/messagesx", json={})
-            assert other.status_code == 404 and other.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert other.status_code == 404 and other.json()["error"].keys() == {
+                "message",
+                "type",
+                "param",
+                "code",
+            }
 
     on_stage(saying("x"), act, ServerConfig(EngineConfig(model="m"), max_body_bytes=1000))
 
@@ -168,3 +188,25 @@ def test_head_of_the_root(playground: bool, keys: tuple[str, ...]) -> None:
             assert (await http.head("/v1/models")).status_code == (401 if keys else 200)
 
     on_stage(silent, act, config)
+
+
+@pytest.mark.conforms("messages.without effect")
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thread_is_refused_so_that_clients_go_on_without(
+    thread: dict[str, str], stream: bool
+) -> None:
+    """The tool runner of anthropic 2.14 sends one, and looks for this code."""
+    answer = ask(silent, thread=thread, stream=stream)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert "without thread" in error["message"]
+    assert ask(saying("x"), thread=None).status_code == 200
+    other = ask(silent, nonsense=1)
+    assert "details" not in other.json()["error"]

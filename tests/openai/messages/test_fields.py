@@ -13,11 +13,11 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_params
 from anthropic.types.beta import message_create_params as beta_create_params
 
-from orca_jax.config import EngineConfig
-from orca_jax.openai.schema import messages as tables
-from orca_jax.openai.schema import messages_parser
-from orca_jax.openai.schema.nested import NESTED
+from orca_jax.serve.openai.schema import messages as tables
+from orca_jax.serve.openai.schema import messages_parser
+from orca_jax.serve.openai.schema.nested import NESTED
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.messages.talks import MESSAGES, TOOLS, Talk, talk
 from tests.openai.test_parameters import PASSED_ON
 from tests.serve.played import saying, user
@@ -25,6 +25,10 @@ from tests.serve.played import saying, user
 OF_HEADERS = {"betas"}  # the SDK sends it as a header
 NESTED_TYPES: dict[str, type[msgspec.Struct]] = {
     "TextBlockParam": tables.TextBlock,
+    "DocumentBlockParam": tables.DocumentBlock,
+    "PlainTextSourceParam": tables.PlainSource,
+    "ContentBlockSourceParam": tables.ContentSource,
+    "SearchResultBlockParam": tables.SearchResultBlock,
     "ToolUseBlockParam": tables.ToolUseBlock,
     "ToolResultBlockParam": tables.ToolResultBlock,
     "ThinkingBlockParam": tables.ThinkingBlock,
@@ -77,22 +81,41 @@ def nested_types() -> Iterator[tuple[str, type[msgspec.Struct], Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "kind"), list(nested_types()), ids=lambda one: one if isinstance(one, str) else ""
+    ("name", "table", "kind"),
+    list(nested_types()),
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_all_fields_of_objects_are_in_the_tables(name: str, table: type[msgspec.Struct], kind: Any) -> None:
-    known = {*table.__struct_fields__, *NESTED.get(table.__name__, {}), table.__struct_config__.tag_field}
+def test_all_fields_of_objects_are_in_the_tables(
+    name: str, table: type[msgspec.Struct], kind: Any
+) -> None:
+    known = {
+        *table.__struct_fields__,
+        *NESTED.get(table.__name__, {}),
+        table.__struct_config__.tag_field,
+    }
     fields = fields_of(kind)
     assert fields and fields - known == set()
 
 
 @pytest.mark.conforms("messages.temperature", "messages.top_p", "messages.top_k", "messages.min_p")
-@pytest.mark.conforms("messages.presence_penalty", "messages.frequency_penalty", "messages.repetition_penalty")
-@pytest.mark.conforms("messages.seed", "messages.logit_bias", "messages.allowed_token_ids", "messages.stop_token_ids")
-@pytest.mark.conforms("messages.ignore_eos", "messages.min_tokens", "messages.structured_outputs")
-@pytest.mark.conforms("messages.include_stop_str_in_output", "messages.bad_words", "messages.add_special_tokens")
-@pytest.mark.conforms("messages.request_id", "messages.cache_salt", "messages.priority", "messages.user")
 @pytest.mark.conforms(
-    "messages.skip_special_tokens", "messages.queue_timeout", "messages.timeout", "messages.vllm_xargs"
+    "messages.presence_penalty", "messages.frequency_penalty", "messages.repetition_penalty"
+)
+@pytest.mark.conforms(
+    "messages.seed", "messages.logit_bias", "messages.allowed_token_ids", "messages.stop_token_ids"
+)
+@pytest.mark.conforms("messages.ignore_eos", "messages.min_tokens", "messages.structured_outputs")
+@pytest.mark.conforms(
+    "messages.include_stop_str_in_output", "messages.bad_words", "messages.add_special_tokens"
+)
+@pytest.mark.conforms(
+    "messages.request_id", "messages.cache_salt", "messages.priority", "messages.user"
+)
+@pytest.mark.conforms(
+    "messages.skip_special_tokens",
+    "messages.queue_timeout",
+    "messages.timeout",
+    "messages.vllm_xargs",
 )
 def test_the_fields_of_chats_reach_the_engine() -> None:
     more = {
@@ -109,7 +132,7 @@ def test_the_fields_of_chats_reach_the_engine() -> None:
         "stop": ["e"],
         "vllm_xargs": {"program": "p", "weight": 2},
     }
-    config = ServerConfig(EngineConfig(model="m", scheduling_policy="priority"))
+    config = ServerConfig(EngineConfig(model="m", scheduler="tests.policy.turns:Reading"))
 
     async def act(found: Talk) -> None:
         async def told(path: str, fields: dict[str, Any]) -> tuple[Any, str]:
@@ -117,11 +140,18 @@ def test_the_fields_of_chats_reach_the_engine() -> None:
             answer = await found.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             whole = answer.json()
-            text = whole["content"][0]["text"] if "content" in whole else whole["choices"][0]["message"]["content"]
+            text = (
+                whole["content"][0]["text"]
+                if "content" in whole
+                else whole["choices"][0]["message"]["content"]
+            )
             last = found.link.submitted[-1]
             return (last.prompt_ids, last.params, last.urgency), text
 
-        for fields in (*({name: value} for name, value, _ in PASSED_ON), *({k: v} for k, v in more.items())):
+        for fields in (
+            *({name: value} for name, value, _ in PASSED_ON),
+            *({k: v} for k, v in more.items()),
+        ):
             plain, chat = await told(MESSAGES, fields), await told("/v1/chat/completions", fields)
             assert plain == chat, fields
         named = await found.post(request_id="mine")
@@ -135,13 +165,32 @@ def test_what_cannot_change_the_answer_is_taken_and_named() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     block = {"type": "text", "text": "x", **mark}
     call = {"type": "tool_use", "id": "t", "name": "weather", "input": {}, **mark}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [block], "is_error": True, **mark}
-    tool = {**TOOLS[0], **mark, "input_examples": [{}], "defer_loading": True, "eager_input_streaming": False}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": [block],
+        "is_error": True,
+        **mark,
+    }
+    tool = {
+        **TOOLS[0],
+        **mark,
+        "input_examples": [{}],
+        "defer_loading": True,
+        "eager_input_streaming": False,
+    }
     fields: dict[str, Any] = {
         **mark,
         "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, block],
-        "messages": [user("x"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}],
-        "tools": [{**tool, "type": "custom"}, {"type": "web_search_20250305", "name": "web_search"}],
+        "messages": [
+            user("x"),
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+        "tools": [
+            {**tool, "type": "custom"},
+            {"type": "web_search_20250305", "name": "web_search"},
+        ],
         "metadata": {"user_id": "u"},
         "service_tier": "priority",
         "context_management": {"edits": []},
@@ -162,7 +211,12 @@ def test_what_cannot_change_the_answer_is_taken_and_named() -> None:
     assert named >= {"cache_control", "system.cache_control", "messages.content.cache_control"}
     assert named >= {"messages.content.is_error", "tools.input_examples", "tools.defer_loading"}
     assert named >= {"metadata", "service_tier", "context_management", "inference_geo", "speed"}
-    assert named >= {"anthropic-version", "anthropic-beta", "thinking.budget_tokens", "tools.web_search_20250305"}
+    assert named >= {
+        "anthropic-version",
+        "anthropic-beta",
+        "thinking.budget_tokens",
+        "tools.web_search_20250305",
+    }
     assert named >= {"system.x-anthropic-billing-header", "tools.eager_input_streaming"}
     assert "container" not in named and "mcp_servers" not in named
 
@@ -178,7 +232,10 @@ def test_what_cannot_change_the_answer_is_taken_and_named() -> None:
         ({"max_completion_tokens": 5}, "use max_tokens"),
         ({"response_format": {"type": "text"}}, "output_config.format"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tool_choice": {"type": "any"}, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "any"}, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+            "tool_choice",
+        ),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),

@@ -16,13 +16,17 @@ from tests.serve.played import Script, Stage, on_stage, saying
 
 _EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OF_VLLM = ("input_messages", "output_messages")
+OF_OPEN_RESPONSES = ("store", "presence_penalty", "frequency_penalty")
+"""Fields that the specification of Open Responses requires, and that OpenAI's client does not know."""
 FUNCTION: dict[str, Any] = {"type": "function", **WEATHER, "strict": True}
 
 
 def strictly(value: BaseModel | list[Any] | dict[str, Any] | Any, where: str = "$") -> None:
     """Raise AssertionError for a key outside of the type of its object."""
     if isinstance(value, BaseModel):
-        assert not value.model_extra, f"{where}: {type(value).__name__} has no {sorted(value.model_extra)}"
+        others = OF_OPEN_RESPONSES if isinstance(value, Response) else ()
+        extra = (value.model_extra or {}).keys() - set(others)
+        assert not extra, f"{where}: {type(value).__name__} has no {sorted(extra)}"
         for name in value.model_fields_set:
             strictly(getattr(value, name), f"{where}.{name}")
     elif isinstance(value, list):
@@ -32,7 +36,9 @@ def strictly(value: BaseModel | list[Any] | dict[str, Any] | Any, where: str = "
 
 def checked_response(answer: dict[str, Any]) -> Response:
     """The whole response, held to the client's type, beside vLLM's keys, which a field of vLLM asks for."""
-    response = Response.model_validate({name: value for name, value in answer.items() if name not in OF_VLLM})
+    response = Response.model_validate(
+        {name: value for name, value in answer.items() if name not in OF_VLLM}
+    )
     strictly(response)
     return response
 
@@ -95,12 +101,17 @@ def _framed(text: str) -> Iterator[tuple[str, str]]:
 def _check_items(found: list[dict[str, Any]]) -> None:
     """The deltas of each item make its text, and its events are between its begin and its end."""
     texts: dict[str, str] = {}
+    summaries: dict[str, str] = {}
     last = found[-1]["response"]
     for event in found:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
             assert event["output_index"] == len(texts), "items begin in order"
             texts[event["item"]["id"]] = ""
+        elif kind == "reasoning_summary_text.delta":
+            summaries[event["item_id"]] = summaries.get(event["item_id"], "") + event["delta"]
+        elif kind == "reasoning_summary_text.done":
+            assert event["text"] == summaries[event["item_id"]] == texts[event["item_id"]]
         elif kind.endswith(".delta"):
             assert list(texts).index(event["item_id"]) == event["output_index"] == len(texts) - 1
             texts[event["item_id"]] += event["delta"]
@@ -108,15 +119,22 @@ def _check_items(found: list[dict[str, Any]]) -> None:
             assert event["text"] == texts[event["item_id"]]
         elif kind == "function_call_arguments.done":
             assert event["arguments"] == texts[event["item_id"]]
-            assert event["name"] == last["output"][event["output_index"]]["name"] or last["status"] == "failed"
+            assert (
+                event["name"] == last["output"][event["output_index"]]["name"]
+                or last["status"] == "failed"
+            )
         elif kind == "output_item.done":
-            assert last["status"] == "failed" or event["item"] == last["output"][event["output_index"]]
+            assert (
+                last["status"] == "failed" or event["item"] == last["output"][event["output_index"]]
+            )
     if last["status"] != "failed":
         assert list(texts) == [item["id"] for item in last["output"]]
 
 
 def with_client[T](
-    script: Script, act: Callable[[openai.AsyncOpenAI, Stage], Awaitable[T]], config: ServerConfig | None = None
+    script: Script,
+    act: Callable[[openai.AsyncOpenAI, Stage], Awaitable[T]],
+    config: ServerConfig | None = None,
 ) -> T:
     """Run `act` with OpenAI's client of a new stage."""
 
@@ -129,15 +147,21 @@ def with_client[T](
 
 
 def client_of(http: httpx2.AsyncClient, key: str = "x") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(
+        base_url="http://localhost/v1", api_key=key, http_client=http, max_retries=0
+    )
 
 
-def respond(script: Script | str, config: ServerConfig | None = None, **fields: Any) -> tuple[Any, Any]:
+def respond(
+    script: Script | str, config: ServerConfig | None = None, **fields: Any
+) -> tuple[Any, Any]:
     """The HTTP answer to one call, and the link with the messages to the engine."""
 
     async def act(stage: Stage) -> tuple[Any, Any]:
         async with stage.http() as http:
-            return await http.post("/v1/responses", json={"model": "m", "input": "x", **fields}), stage.link
+            return await http.post(
+                "/v1/responses", json={"model": "m", "input": "x", **fields}
+            ), stage.link
 
     return on_stage(saying(script) if isinstance(script, str) else script, act, config, chats=True)
 

@@ -6,21 +6,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from orca_jax.config import EngineConfig
-from orca_jax.openai.generation import Piece
-from orca_jax.openai.responses.items import MessageItem, ModelResponse
-from orca_jax.openai.responses.renderer import ResponseRenderer
-from orca_jax.openai.schema.answers import Usage
-from orca_jax.request import TokenLogprobs
+from orca_jax.serve.openai.generation import Piece
+from orca_jax.serve.openai.responses.items import MessageItem, ModelResponse
+from orca_jax.serve.openai.responses.renderer import ResponseRenderer
+from orca_jax.serve.openai.schema.answers import Usage
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import load_tokenizer
 from orca_jax.text.tools import ToolCall
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.request import TokenLogprobs
 from tests.openai.chats import CALL
-from tests.openai.responses.played import FUNCTION, checked_event, checked_response, events_of, prompt_of, respond
+from tests.openai.responses.played import (
+    FUNCTION,
+    checked_event,
+    checked_response,
+    events_of,
+    prompt_of,
+    respond,
+)
 from tests.serve.played import Script, saying, update
 
 HEADER = "x-orca-ignored-fields"
-NAMESPACE = {"type": "namespace", "name": "geo", "description": "places", "tools": [{**FUNCTION, "strict": None}]}
+NAMESPACE = {
+    "type": "namespace",
+    "name": "geo",
+    "description": "places",
+    "tools": [{**FUNCTION, "strict": None}],
+}
 
 
 def whole(script: Script | str, **fields: Any) -> dict[str, Any]:
@@ -39,18 +51,29 @@ def streamed(script: Script | str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+    return [
+        {name: value for name, value in item.items() if name not in ("id", "call_id")}
+        for item in items
+    ]
 
 
-@pytest.mark.conforms("POST /v1/responses", "responses.model", "responses.metadata", "responses.stream")
+@pytest.mark.conforms(
+    "POST /v1/responses", "responses.model", "responses.metadata", "responses.stream"
+)
 def test_a_text() -> None:
     fields: dict[str, Any] = {
         "metadata": {"a": "b"}, "instructions": "be short", "max_output_tokens": 9, "temperature": 0.5, "top_p": 0.25
     }  # fmt: skip
     answer = whole("hello", **fields)
     (message,) = answer["output"]
-    assert message["content"] == [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}]
-    assert (message["status"], answer["status"], answer["error"]) == ("completed", "completed", None)
+    assert message["content"] == [
+        {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}
+    ]
+    assert (message["status"], answer["status"], answer["error"]) == (
+        "completed",
+        "completed",
+        None,
+    )
     assert {name: answer[name] for name in fields} == fields
     assert answer["usage"] == {
         "input_tokens": answer["usage"]["input_tokens"], "output_tokens": 6,
@@ -64,8 +87,14 @@ def test_a_text() -> None:
         "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
     last = events[-1]["response"]
-    assert without_ids(last["output"]) == without_ids(answer["output"]) and last["usage"] == answer["usage"]
-    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["id"] == last["id"]
+    assert (
+        without_ids(last["output"]) == without_ids(answer["output"])
+        and last["usage"] == answer["usage"]
+    )
+    assert (
+        events[0]["response"]["status"] == "in_progress"
+        and events[0]["response"]["id"] == last["id"]
+    )
     assert last["id"].startswith("resp_") and len(last["id"]) == 5 + 32
     assert answer["text"] == {"format": {"type": "text"}} and answer["truncation"] == "disabled"
 
@@ -77,10 +106,15 @@ def test_an_empty_answer_has_a_message() -> None:
 
 def test_a_cut_answer_is_incomplete() -> None:
     answer = whole(saying("hel", reason="length"))
-    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (answer["status"], answer["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
     assert answer["output"][0]["status"] == "incomplete"
     last = streamed(saying("hel", reason="length"))[-1]
-    assert last["type"] == "response.incomplete" and last["response"]["incomplete_details"] is not None
+    assert (
+        last["type"] == "response.incomplete" and last["response"]["incomplete_details"] is not None
+    )
 
 
 @pytest.mark.conforms("responses.tools", "responses.tool_choice")
@@ -89,20 +123,41 @@ def test_calls() -> None:
     answer = whole(text, tools=[FUNCTION])
     message, call = answer["output"]
     assert message["content"][0]["text"] == "Let me see. "
-    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "weather", '{"city": "Oslo"}')
-    assert call["status"] == "completed" and call["call_id"].startswith("call_") and call["id"].startswith("fc_")
-    assert answer["tools"] == [FUNCTION] and answer["tool_choice"] == "auto" and answer["status"] == "completed"
+    assert (call["type"], call["name"], call["arguments"]) == (
+        "function_call",
+        "weather",
+        '{"city": "Oslo"}',
+    )
+    assert (
+        call["status"] == "completed"
+        and call["call_id"].startswith("call_")
+        and call["id"].startswith("fc_")
+    )
+    assert (
+        answer["tools"] == [FUNCTION]
+        and answer["tool_choice"] == "auto"
+        and answer["status"] == "completed"
+    )
     events = streamed(saying(*[text[i : i + 7] for i in range(0, len(text), 7)]), tools=[FUNCTION])
     assert without_ids(events[-1]["response"]["output"]) == without_ids(answer["output"])
     kinds = [event["type"] for event in events]
-    assert kinds.index("response.output_text.done") < kinds.index("response.function_call_arguments.delta")
+    assert kinds.index("response.output_text.done") < kinds.index(
+        "response.function_call_arguments.delta"
+    )
 
 
 @pytest.mark.conforms("responses.tool_choice", "responses.parallel_tool_calls")
 def test_a_forced_call_is_streamed_in_pieces_and_cut_by_the_limit() -> None:
-    fields: dict[str, Any] = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "weather"}}
+    fields: dict[str, Any] = {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "weather"},
+    }
     events = streamed(saying('{"city"', ': "Oslo"}'), **fields)
-    deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    deltas = [
+        event["delta"]
+        for event in events
+        if event["type"] == "response.function_call_arguments.delta"
+    ]
     assert "".join(deltas) == '{"city": "Oslo"}' and len(deltas) >= 2
     assert events[-1]["response"]["tool_choice"] == fields["tool_choice"]
     cut = whole(saying('{"city": "Os', reason="length"), **fields)
@@ -126,7 +181,9 @@ def test_a_function_of_a_namespace() -> None:
         {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"},
     ]
     again, link = respond("dry", tools=[NAMESPACE], input=back)
-    assert again.status_code == 200 and "geo__weather" in prompt_of(link) and "rain" in prompt_of(link)
+    assert (
+        again.status_code == 200 and "geo__weather" in prompt_of(link) and "rain" in prompt_of(link)
+    )
 
 
 @pytest.mark.conforms("responses.text")
@@ -157,7 +214,9 @@ def test_log_probabilities() -> None:
     fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     answer = whole(scored, **fields)
     logprobs = answer["output"][0]["content"][0]["logprobs"]
-    assert [one["token"] for one in logprobs][:2] == ["h", "i"] and len(logprobs[0]["top_logprobs"]) == 2
+    assert [one["token"] for one in logprobs][:2] == ["h", "i"] and len(
+        logprobs[0]["top_logprobs"]
+    ) == 2
     assert answer["top_logprobs"] == 2
     events = streamed(scored, **fields)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -170,7 +229,8 @@ def test_log_probabilities() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long(stream: bool) -> None:
-    for text in ("x" * 3000, "x" * 20_000):  # more tokens than the context, and too many characters to count
+    # more tokens than the context, and too many characters to count
+    for text in ("x" * 3000, "x" * 20_000):
         answer, link = respond("never", input=text, stream=stream)
         assert not link.submitted
         if stream:
@@ -202,7 +262,11 @@ def test_a_wrong_field_is_refused_before_a_stream() -> None:
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input"
     answer, _ = respond("x", model="other")
     error = answer.json()["error"]
-    assert answer.status_code == 404 and "'m'" in error["message"] and "--served-model-name" in error["message"]
+    assert (
+        answer.status_code == 404
+        and "'m'" in error["message"]
+        and "--served-model-name" in error["message"]
+    )
 
 
 def test_a_late_system_message_reaches_the_prompt() -> None:
@@ -222,8 +286,15 @@ def test_the_judge_is_judged() -> None:
     with pytest.raises(AssertionError, match="has no"):
         checked_response({**answer, "strange": 1})
     with pytest.raises(ValueError, match="parallel_tool_calls"):
-        checked_response({name: value for name, value in answer.items() if name != "parallel_tool_calls"})
-    event = {"type": "response.function_call_arguments.delta", "item_id": "a", "output_index": 0, "delta": "x"}
+        checked_response(
+            {name: value for name, value in answer.items() if name != "parallel_tool_calls"}
+        )
+    event = {
+        "type": "response.function_call_arguments.delta",
+        "item_id": "a",
+        "output_index": 0,
+        "delta": "x",
+    }
     with pytest.raises(ValueError, match="sequence_number"):
         checked_event(event)
 
@@ -237,7 +308,10 @@ def test_unknown_fields_are_ignored_if_the_server_says_so() -> None:
 
 
 def test_text_after_a_call_is_an_item_of_its_own() -> None:
-    for found in (whole(CALL + "done", tools=[FUNCTION]), streamed(CALL + "done", tools=[FUNCTION])[-1]["response"]):
+    for found in (
+        whole(CALL + "done", tools=[FUNCTION]),
+        streamed(CALL + "done", tools=[FUNCTION])[-1]["response"],
+    ):
         assert [item["type"] for item in found["output"]] == ["function_call", "message"]
 
 
@@ -252,6 +326,7 @@ def test_log_probabilities_of_a_call_belong_to_no_text() -> None:
         new_call_id=lambda: "call_1",
         prompt=None,
         streams=True,
+        summarizes=False,
         telemetry=None,
         keep=lambda response, answer: kept.append(response),
     )
@@ -264,3 +339,8 @@ def test_log_probabilities_of_a_call_belong_to_no_text() -> None:
     _, message = response.output
     assert isinstance(message, MessageItem)
     assert [one.token for one in message.content[0].logprobs] == ["a", "b"]
+
+
+def test_a_json_object_is_echoed_without_a_schema() -> None:
+    answer, _ = respond('{"x": 1}', text={"format": {"type": "json_object"}})
+    assert answer.json()["text"] == {"format": {"type": "json_object"}}

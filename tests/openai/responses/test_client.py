@@ -7,11 +7,18 @@ import httpx2
 import openai
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.chats import CALL
-from tests.openai.responses.played import FUNCTION, client_of, events_of, prompt_of, strictly, with_client
+from tests.openai.responses.played import (
+    FUNCTION,
+    client_of,
+    events_of,
+    prompt_of,
+    strictly,
+    with_client,
+)
 from tests.serve.played import News, Stage, on_stage, saying
 
 TURNS = (f"I look. {CALL}", "It rains.", "Yes.")
@@ -54,7 +61,9 @@ async def create(client: openai.AsyncOpenAI, *, stream: bool, **fields: Any) -> 
 def test_three_turns_with_a_tool_that_the_server_keeps(stream: bool) -> None:
     async def act(client: openai.AsyncOpenAI, stage: Stage) -> None:
         tools: Any = [FUNCTION]
-        first = await create(client, stream=stream, input="Rain in Oslo?", tools=tools, instructions="be brief")
+        first = await create(
+            client, stream=stream, input="Rain in Oslo?", tools=tools, instructions="be brief"
+        )
         assert first.output_text == "I look. "
         call = first.output[1]
         assert json.loads(call.arguments) == {"city": "Oslo"}
@@ -65,8 +74,13 @@ def test_three_turns_with_a_tool_that_the_server_keeps(stream: bool) -> None:
         third = await create(client, stream=stream, input="Sure?", previous_response_id=second.id)
         assert third.output_text == "Yes."
         prompt = prompt_of(stage.link)
-        places = [prompt.index(text) for text in ("Rain in Oslo?", "I look.", "rain", "It rains.", "Sure?")]
-        assert places == sorted(places) and "be brief" not in prompt, "instructions are not inherited"
+        places = [
+            prompt.index(text)
+            for text in ("Rain in Oslo?", "I look.", "rain", "It rains.", "Sure?")
+        ]
+        assert places == sorted(places) and "be brief" not in prompt, (
+            "instructions are not inherited"
+        )
         assert "be brief" in prompt_of(stage.link, 0) and prompt.count("Rain in Oslo?") == 1
 
     with_client(Turns(*TURNS), act)
@@ -98,7 +112,11 @@ def test_items_are_found_by_their_ids() -> None:
     async def act(client: openai.AsyncOpenAI, stage: Stage) -> None:
         first = await client.responses.create(model="m", input="Rain?")
         refs: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
-        items: Any = [{"role": "user", "content": "Rain?"}, *refs, {"role": "user", "content": "Sure?"}]
+        items: Any = [
+            {"role": "user", "content": "Rain?"},
+            *refs,
+            {"role": "user", "content": "Sure?"},
+        ]
         await client.responses.create(model="m", input=items)
         assert prompt_of(stage.link).count("It rains.") == 1
         short: Any = [{"id": first.output[0].id}, {"role": "user", "content": "x"}]
@@ -113,7 +131,9 @@ def test_items_are_found_by_their_ids() -> None:
 
 
 @pytest.mark.conforms("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}")
-@pytest.mark.conforms("GET /v1/responses/{response_id}/input_items", "POST /v1/responses/input_tokens")
+@pytest.mark.conforms(
+    "GET /v1/responses/{response_id}/input_items", "POST /v1/responses/input_tokens"
+)
 def test_the_routes_of_stored_responses() -> None:
     async def act(client: openai.AsyncOpenAI, stage: Stage) -> None:
         texts: Any = [{"role": "user", "content": text} for text in ("a", "b", "c")]
@@ -134,13 +154,18 @@ def test_the_routes_of_stored_responses() -> None:
         found = [item.id async for item in client.responses.input_items.list(made.id, limit=2)]
         assert found == [item.id for item in page.data][::-1], "the newest first, page by page"
         assert await client.responses.delete(made.id) is None
-        with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found.*--responses-store"):
+        with pytest.raises(
+            openai.NotFoundError, match=r"Response with id .* not found.*--responses-store"
+        ):
             await client.responses.retrieve(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.delete(made.id)
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(model="m", input="x", previous_response_id=made.id)
-        assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+        assert (
+            caught.value.code == "previous_response_not_found"
+            and caught.value.param == "previous_response_id"
+        )
         count = await client.responses.input_tokens.count(model="m", input=items)
         assert count.input_tokens == made.usage.input_tokens  # type: ignore[union-attr]
         assert len(stage.link.submitted) == 1, "tokens are counted without the engine"
@@ -148,13 +173,18 @@ def test_the_routes_of_stored_responses() -> None:
     with_client(saying("x"), act)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "order=up", "after=msg_lost"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", f"limit={'9' * 5000}", "order=up", "after=msg_lost"]
+)
 def test_a_wrong_page_is_refused(query: str) -> None:
     async def act(stage: Stage) -> None:
         async with stage.http() as http:
             made = (await http.post("/v1/responses", json={"input": "x"})).json()
             answer = await http.get(f"/v1/responses/{made['id']}/input_items?{query}")
-            assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
+            assert (
+                answer.status_code == 400
+                and answer.json()["error"]["param"] == query.partition("=")[0]
+            )
             answer = await http.get(f"/v1/responses/{made['id']}?stream=true")
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream"
 
@@ -165,13 +195,18 @@ def test_routes_that_are_not_there_answer_404() -> None:
     async def act(stage: Stage) -> None:
         async with stage.http() as http:
             answers = [
-                await http.get("/v1/responses", headers={"connection": "upgrade", "upgrade": "websocket"}),
+                await http.get(
+                    "/v1/responses", headers={"connection": "upgrade", "upgrade": "websocket"}
+                ),
                 await http.post("/v1/responses/compact", json={"input": "x"}),
                 await http.post("/v1/responses/resp_1/cancel", json={}),
                 await http.get("/v1/responses/resp_1"),
             ]
             assert [answer.status_code for answer in answers] == [404] * 4
-            for wrong, allowed in ((http.get("/v1/responses"), "POST"), (http.post("/v1/responses/x"), "DELETE, GET")):
+            for wrong, allowed in (
+                (http.get("/v1/responses"), "POST"),
+                (http.post("/v1/responses/x"), "DELETE, GET"),
+            ):
                 answer = await wrong
                 assert answer.status_code == 405
                 assert set(allowed.split(", ")) <= set(answer.headers["allow"].split(", "))
@@ -188,7 +223,11 @@ def test_a_response_belongs_to_its_key(key: str | None) -> None:
             made = await mine.responses.create(model="m", input="secret")
             other: Any = client_of(http, key or "wrong")
             refusal = openai.NotFoundError if key else openai.AuthenticationError
-            for act in (other.responses.retrieve, other.responses.delete, other.responses.input_items.list):
+            for act in (
+                other.responses.retrieve,
+                other.responses.delete,
+                other.responses.input_items.list,
+            ):
                 with pytest.raises(refusal):
                     await act(made.id)
             item: Any = [{"type": "item_reference", "id": made.output[0].id}]
@@ -216,9 +255,16 @@ def test_a_page_of_another_origin_may_delete() -> None:
         async with stage.http() as http:
             headers = {"origin": "http://page.example", "access-control-request-method": "DELETE"}
             answer = await http.options("/v1/responses/resp_1", headers=headers)
-            assert answer.status_code == 200 and "DELETE" in answer.headers["access-control-allow-methods"]
+            assert (
+                answer.status_code == 200
+                and "DELETE" in answer.headers["access-control-allow-methods"]
+            )
 
-    on_stage(saying("x"), act, ServerConfig(EngineConfig(model="m"), allowed_origins=("http://page.example",)))
+    on_stage(
+        saying("x"),
+        act,
+        ServerConfig(EngineConfig(model="m"), allowed_origins=("http://page.example",)),
+    )
 
 
 @pytest.mark.conforms("responses.text", "responses.truncation")

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
+from orca_jax.values.config import EngineConfig
 from tests.openai.responses.played import prompt_of, respond
 from tests.openai.test_parameters import PASSED_ON
 from tests.serve.played import News, saying
 
-PRIORITIES = ServerConfig(EngineConfig(model="m", scheduling_policy="priority"))
+READING = ServerConfig(EngineConfig(model="m", scheduler="tests.policy.turns:Reading"))
 
 
 def text_of(answer: Any) -> str:
@@ -19,19 +19,37 @@ def text_of(answer: Any) -> str:
     return "".join(part["text"] for item in answer.json()["output"] for part in item["content"])
 
 
-@pytest.mark.conforms("responses.temperature", "responses.top_p", "responses.top_k", "responses.min_p")
-@pytest.mark.conforms("responses.presence_penalty", "responses.frequency_penalty", "responses.repetition_penalty")
-@pytest.mark.conforms("responses.seed", "responses.logit_bias", "responses.allowed_token_ids", "responses.bad_words")
 @pytest.mark.conforms(
-    "responses.stop_token_ids", "responses.ignore_eos", "responses.min_tokens", "responses.cache_salt"
+    "responses.temperature", "responses.top_p", "responses.top_k", "responses.min_p"
 )
-@pytest.mark.conforms("responses.max_output_tokens", "responses.priority", "responses.user", "responses.timeout")
+@pytest.mark.conforms(
+    "responses.presence_penalty", "responses.frequency_penalty", "responses.repetition_penalty"
+)
+@pytest.mark.conforms(
+    "responses.seed", "responses.logit_bias", "responses.allowed_token_ids", "responses.bad_words"
+)
+@pytest.mark.conforms(
+    "responses.stop_token_ids",
+    "responses.ignore_eos",
+    "responses.min_tokens",
+    "responses.cache_salt",
+)
+@pytest.mark.conforms(
+    "responses.max_output_tokens", "responses.priority", "responses.user", "responses.timeout"
+)
 @pytest.mark.conforms("responses.structured_outputs", "responses.vllm_xargs")
 def test_passed_on_to_the_engine() -> None:
-    fields = {"max_output_tokens" if name == "max_tokens" else name: value for name, value, _ in PASSED_ON}
+    fields = {
+        "max_output_tokens" if name == "max_tokens" else name: value for name, value, _ in PASSED_ON
+    }
     more = {"bad_words": ["ab"], "cache_salt": "s", "structured_outputs": {"regex": "a+"}}
-    urgency = {"priority": 5, "user": "u", "timeout": 9.0, "vllm_xargs": {"program": "p", "ttft": 0.5}}
-    answer, link = respond("x", PRIORITIES, **fields, **more, **urgency)
+    urgency = {
+        "priority": 5,
+        "user": "u",
+        "timeout": 9.0,
+        "vllm_xargs": {"program": "p", "ttft": 0.5},
+    }
+    answer, link = respond("x", READING, **fields, **more, **urgency)
     assert answer.status_code == 200, answer.text
     (submit,) = link.submitted
     for name, _, expected in PASSED_ON:
@@ -39,7 +57,11 @@ def test_passed_on_to_the_engine() -> None:
         assert (list(value) if isinstance(value, tuple) else value) == expected, name
     assert submit.params.bad_token_ids and submit.params.cache_salt == "s"
     assert (submit.params.structured.kind, submit.params.structured.value) == ("regex", "a+")
-    assert (submit.urgency.priority, submit.urgency.tenant, submit.urgency.deadline) == (5, "u", 9.0)
+    assert (submit.urgency.priority, submit.urgency.tenant, submit.urgency.deadline) == (
+        5,
+        "u",
+        9.0,
+    )
     assert (submit.urgency.program, submit.urgency.ttft) == ("p", 0.5)
     assert answer.json()["temperature"] == 0.5 and answer.json()["top_p"] == 0.25
 
@@ -64,15 +86,23 @@ def test_deadlines(field: str, status: int) -> None:
     assert link.aborted == [link.submitted[0].request_id]
 
 
-@pytest.mark.parametrize("field", ["max_output_tokens", "temperature", "top_logprobs", "tools", "truncation"])
+@pytest.mark.parametrize(
+    "field", ["max_output_tokens", "temperature", "top_logprobs", "tools", "truncation"]
+)
 def test_a_wrong_value_is_named(field: str) -> None:
     answer, link = respond(saying("x"), **{field: "wrong"})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == field and not link.submitted
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"]["param"] == field
+        and not link.submitted
+    )
 
 
 def test_a_limit_of_zero_is_named_as_in_the_body() -> None:
     error = respond("x", max_output_tokens=0)[0].json()["error"]
-    assert error["param"] == "max_output_tokens" and error["message"].startswith("max_output_tokens")
+    assert error["param"] == "max_output_tokens" and error["message"].startswith(
+        "max_output_tokens"
+    )
 
 
 @pytest.mark.conforms("responses.enable_response_messages")

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
-from orca_jax.openai.responses.telemetry import Telemetry
-from orca_jax.openai.schema.answers import PromptDetails, Usage
+from orca_jax.serve.openai.responses.telemetry import Telemetry
+from orca_jax.serve.openai.schema.answers import PromptDetails, Usage
 from tests.openai.responses.played import respond
 from tests.serve.played import saying
 
 
 def events(**fields: Any) -> list[dict[str, Any]]:
     answer, _ = respond(saying("hel", "lo"), stream=True, **fields)
-    found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    found = [
+        json.loads(line.removeprefix("data: "))
+        for line in answer.text.splitlines()
+        if line.startswith("data: ")
+    ]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert "x-orca-ignored-fields" not in answer.headers
     return found
@@ -25,10 +29,17 @@ def test_a_stream_has_what_was_asked_for() -> None:
     (place,) = [index for index, event in enumerate(found) if "prompt_progress" in event]
     progress = found[place]["prompt_progress"]
     assert place == 2 and found[place]["type"] == "response.in_progress"
-    assert progress["processed"] == progress["total"] == found[-1]["response"]["usage"]["input_tokens"]
+    assert (
+        progress["processed"] == progress["total"] == found[-1]["response"]["usage"]["input_tokens"]
+    )
     timed = [event for event in found if "timings" in event]
-    assert {event["type"] for event in timed} == {"response.output_text.delta", "response.completed"}
-    assert timed[-1]["timings"]["predicted_n"] == found[-1]["response"]["usage"]["output_tokens"] == 6
+    assert {event["type"] for event in timed} == {
+        "response.output_text.delta",
+        "response.completed",
+    }
+    assert (
+        timed[-1]["timings"]["predicted_n"] == found[-1]["response"]["usage"]["output_tokens"] == 6
+    )
     assert not any("timings" in event for event in events(return_progress=True))
     assert not any("prompt_progress" in event for event in events(timings_per_token=True))
 
@@ -45,7 +56,12 @@ def test_rates_are_of_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage(110, 5, 115, PromptDetails(10))
     telemetry = Telemetry(lambda: usage, has_timings=True, has_progress=True)
     assert telemetry.timings() == {}, "before the first piece"
-    assert telemetry.progress()["prompt_progress"] == {"total": 110, "cache": 10, "processed": 110, "time_ms": 2000}
+    assert telemetry.progress()["prompt_progress"] == {
+        "total": 110,
+        "cache": 10,
+        "processed": 110,
+        "time_ms": 2000,
+    }
     assert telemetry.timings()["timings"] == {
         "cache_n": 10,
         "prompt_n": 100, "prompt_ms": 2000, "prompt_per_token_ms": 20, "prompt_per_second": 50,

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from orca_jax.openai.responses.conversion import messages_of
-from orca_jax.openai.responses.truncation import cuts_of, without
-from orca_jax.openai.schema import responses_parser
-from orca_jax.openai.schema.chat import AssistantMessage, ChatMessage, UserMessage, content_text
+from orca_jax.serve.openai.asked import TemplateMessage
+from orca_jax.serve.openai.responses.api import messages_of
+from orca_jax.serve.openai.responses.store import ResponseStore, items_of
+from orca_jax.serve.openai.responses.truncation import cuts_of, without
+from orca_jax.serve.openai.schema import responses_parser
 from orca_jax.text.template_worker import MAX_OUTPUT
 from tests.openai.responses.played import prompt_of, respond
 from tests.serve.played import CONTEXT
@@ -29,27 +30,49 @@ def called(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def messages(*items: dict[str, Any]) -> list[ChatMessage]:
+def messages(*items: dict[str, Any]) -> list[TemplateMessage]:
     values: dict[str, Any] = {"input": list(items)}
     call, _ = responses_parser.parse(json.dumps(values).encode())
-    return messages_of("sys", call.items())
+    return messages_of("sys", items_of(ResponseStore(0), None, call))
 
 
-def choices_of(talk: list[ChatMessage]) -> list[list[ChatMessage]]:
+def choices_of(talk: list[TemplateMessage]) -> list[list[TemplateMessage]]:
     return [without(talk, cut) for cut in cuts_of(talk)]
 
 
-def texts(choice: list[ChatMessage]) -> list[str]:
-    return [content_text(message.content) or "call" for message in choice]
+def texts(choice: list[TemplateMessage]) -> list[str]:
+    return [message["content"] or "call" for message in choice]
 
 
 def test_the_oldest_turns_leave_first_then_calls_with_their_results() -> None:
     talk = messages(
-        user("1"), *called("a"), assistant("A"), user("2"), assistant("B"), user("3"), *called("b"), *called("c")
+        user("1"),
+        *called("a"),
+        assistant("A"),
+        user("2"),
+        assistant("B"),
+        user("3"),
+        *called("b"),
+        *called("c"),
     )
     found = [texts(choice) for choice in choices_of(talk)]
-    assert found[0] == ["sys", "1", "call", "result a", "A", "2", "B", "3", "call", "result b", "call", "result c"]
-    assert found[-1] == ["sys", "3", "call", "result c"], "the last call stays, and a result never loses its call"
+    assert found[0] == [
+        "sys",
+        "1",
+        "call",
+        "result a",
+        "A",
+        "2",
+        "B",
+        "3",
+        "call",
+        "result b",
+        "call",
+        "result c",
+    ]
+    assert found[-1] == ["sys", "3", "call", "result c"], (
+        "the last call stays, and a result never loses its call"
+    )
     assert ["sys", "2", "B", "3", "call", "result b", "call", "result c"] in found
     assert ["sys", "3", "call", "result b", "call", "result c"] in found
     sizes = [len(choice) for choice in found]
@@ -64,7 +87,7 @@ def test_late_system_messages_stay() -> None:
 
 def test_the_cuts_of_a_very_long_conversation_are_made_when_they_are_tried() -> None:
     """Those of a conversation that the store has collected: all of them would have 450 million messages."""
-    talk = [UserMessage("x"), AssistantMessage("y")] * 15_000
+    talk = [user("x"), assistant("y")] * 15_000
     cuts = cuts_of(talk)
     assert len(cuts) == 15_001 and without(talk, cuts[-1]) == talk[-2:]
 
@@ -73,10 +96,18 @@ def test_the_cuts_of_a_very_long_conversation_are_made_when_they_are_tried() -> 
 @pytest.mark.parametrize("limit", [None, 16])
 def test_a_long_conversation_is_answered(limit: int | None) -> None:
     """As few turns leave as needed, and the smaller of the limit and a quarter of the context is left."""
-    turns = [one for number in range(20) for one in (user(f"<{number}>" + "x" * 90), assistant("y"))]
-    fields: dict[str, Any] = {"input": [*turns, user("last")], "instructions": "keep me", "max_output_tokens": limit}
+    turns = [
+        one for number in range(20) for one in (user(f"<{number}>" + "x" * 90), assistant("y"))
+    ]
+    fields: dict[str, Any] = {
+        "input": [*turns, user("last")],
+        "instructions": "keep me",
+        "max_output_tokens": limit,
+    }
     refused, _ = respond("x", **fields)
-    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    assert (
+        refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    )
     answer, link = respond("x", truncation="auto", **fields)
     assert answer.status_code == 200 and answer.json()["truncation"] == "auto"
     prompt = prompt_of(link)

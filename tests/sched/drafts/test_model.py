@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from orca_jax.config import SchedulerName
-from orca_jax.request import SamplingParams
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.drafts.proposer import Wish
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
 from orca_jax.sched.request import Request
 from orca_jax.sim.toy import Override, ToyExecutor
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
 from tests.sched.drafts.test_scheduler import LIMITS
 from tests.sched.lab import VOCAB, Lab, Shape
 
@@ -53,7 +53,9 @@ def test_rows_change_their_holders() -> None:
         for index, wish, drafts in zip(chosen, wishes, proposer.propose(wishes), strict=True):
             done = len(requests[index].generated_ids)
             assert list(drafts) == answers[index][done : done + wish.number]
-            requests[index].generated_ids += answers[index][done : done + rng.randint(1, wish.number + 1)]
+            requests[index].generated_ids += answers[index][
+                done : done + rng.randint(1, wish.number + 1)
+            ]
 
 
 def test_logits_that_are_not_finite_end_a_proposal() -> None:
@@ -81,8 +83,12 @@ def test_tokens_are_those_without_speculation(name: SchedulerName) -> None:
     """The draft model is wrong after every fifth token; most proposals of four ids are cut."""
     sizes = {"shape": Shape(num_pages=18)} if name == "chunked" else {"n_slots": 300}
     lab = Lab(name, max_bs=3, **sizes)
-    proposer = make_proposer(override=lambda name, length, token: (token + (length % 5 == 0)) % VOCAB)
-    scheduler = SpeculativeScheduler(lab.scheduler.inner, proposer, LIMITS, {}, overlaps=name == "chunked")
+    proposer = make_proposer(
+        override=lambda name, length, token: (token + (length % 5 == 0)) % VOCAB
+    )
+    scheduler = SpeculativeScheduler(
+        lab.scheduler.inner, proposer, LIMITS, {}, overlaps=name == "chunked"
+    )
     lab.scheduler.inner, scheduler.is_on = scheduler, True
     jobs = {}
     for number in range(8):

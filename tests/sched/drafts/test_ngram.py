@@ -2,12 +2,13 @@
 
 import pytest
 
-from orca_jax.config import EngineConfig, SpeculativeConfig
-from orca_jax.errors import ConfigError
-from orca_jax.request import SamplingParams
 from orca_jax.sched.drafts.ngram import NgramIndex, NgramProposer
 from orca_jax.sched.drafts.proposer import Acceptance, Wish
 from orca_jax.sched.request import Request
+from orca_jax.values.config import EngineConfig
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.request import SamplingParams
+from orca_jax.values.speculation import SpeculativeConfig
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,8 @@ from orca_jax.sched.request import Request
     [
         ([1, 2, 3, 4, 1, 2], 2, 2, [3, 4, 1]),
         ([1, 2, 3, 1, 2, 4, 1, 2], 2, 2, [4, 1, 2]),  # the last occurrence
-        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 2, 3, [3, 8, 1]),  # the longest n-gram, though another one is nearer
+        # the longest n-gram, though another one is nearer
+        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], 2, 3, [3, 8, 1]),
         ([1, 2, 3, 4, 5], 1, 3, []),
         ([5, 5], 1, 1, [5, 5, 5]),  # a loop of one id goes on
         ([9, 1, 2, 1, 2], 1, 2, [1, 2, 1]),
@@ -66,15 +68,35 @@ def test_acceptance_forgets() -> None:
         ({}, "num_speculative_tokens must be an integer from 1 to 16, got 0"),
         ({"num_speculative_tokens": 17}, "from 1 to 16"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens must be an integer"),
-        ({"num_speculative_tokens": 2, "method": "eagle"}, "one of ngram, draft_model, got 'eagle'"),
+        (
+            {"num_speculative_tokens": 2, "method": "eagle"},
+            "one of ngram, draft_model, got 'eagle'",
+        ),
         ({"num_speculative_tokens": 2, "lookup": 2}, "no argument 'lookup'"),
-        ({"num_speculative_tokens": 2, "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "prompt_lookup_max (2)"),
-        ({"num_speculative_tokens": 2, "prompt_lookup_min": 0}, "prompt_lookup_min must be an integer from 1"),
+        (
+            {"num_speculative_tokens": 2, "prompt_lookup_min": 3, "prompt_lookup_max": 2},
+            "prompt_lookup_max (2)",
+        ),
+        (
+            {"num_speculative_tokens": 2, "prompt_lookup_min": 0},
+            "prompt_lookup_min must be an integer from 1",
+        ),
         ({"num_speculative_tokens": 2, "prompt_lookup_max": 65}, "from 1 to 64"),
         ({"num_speculative_tokens": 2, "model": "demo"}, "no effect on method ngram"),
         ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs model"),
-        ({"num_speculative_tokens": 2, "method": "draft_model", "model": "demo", "prompt_lookup_min": 2}, "no effect"),
-        ({"num_speculative_tokens": 2, "disable_by_batch_size": 0}, "disable_by_batch_size must be at least 1"),
+        (
+            {
+                "num_speculative_tokens": 2,
+                "method": "draft_model",
+                "model": "demo",
+                "prompt_lookup_min": 2,
+            },
+            "no effect",
+        ),
+        (
+            {"num_speculative_tokens": 2, "disable_by_batch_size": 0},
+            "disable_by_batch_size must be at least 1",
+        ),
         ("{", "is not valid JSON"),
         ("[4]", "must be a JSON object such as"),
     ],

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orca_jax.config import SchedulerName
-from orca_jax.request import SamplingParams
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.drafts.proposer import Chance, Wish
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.request import Request
 from orca_jax.sim.toy import ToyExecutor
+from orca_jax.values.config import SchedulerName
+from orca_jax.values.request import SamplingParams
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sim.oracle import toy_generate
 
@@ -39,7 +39,9 @@ class Oracle:
         return [self._of(*wish) for wish in wishes]
 
     def _of(self, request: Request, count: int) -> list[int]:
-        answer = toy_generate(request.prompt_ids, request.params, vocab_size=VOCAB, seed=request.seed)
+        answer = toy_generate(
+            request.prompt_ids, request.params, vocab_size=VOCAB, seed=request.seed
+        )
         ids = answer[len(request.generated_ids) :][:count]
         return [token if self.random.random() < 0.67 else (token + 1) % VOCAB for token in ids]
 
@@ -47,7 +49,9 @@ class Oracle:
         self.results.append((num_drafts, num_accepted))
 
 
-def speculative_lab(name: SchedulerName = "chunked", limits: DraftLimits = LIMITS, **sizes: Any) -> tuple[Lab, Oracle]:
+def speculative_lab(
+    name: SchedulerName = "chunked", limits: DraftLimits = LIMITS, **sizes: Any
+) -> tuple[Lab, Oracle]:
     lab = Lab(name, **sizes)
     oracle = Oracle()
     shape: Shape | None = sizes.get("shape")
@@ -102,26 +106,35 @@ def test_tokens_are_those_without_speculation(name: SchedulerName, sizes: dict[s
     assert all(0 <= accepted <= proposed for proposed, accepted in oracle.results)
 
 
-def flat_lab(proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS) -> tuple[Lab, SpeculativeScheduler]:
+def flat_lab(
+    proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS
+) -> tuple[Lab, SpeculativeScheduler]:
     """A lab whose iterations take equally long for up to 64 tokens."""
     lab = Lab(max_bs=4, shape=Shape(depth=1), max_model_len=400)
     clock = iter(range(10**6))
     launches = {1: 1.0, 8: 1.0, 64: 1.0}
-    scheduler = SpeculativeScheduler(lab.scheduler.inner, proposer, limits, launches, clock=lambda: float(next(clock)))
+    scheduler = SpeculativeScheduler(
+        lab.scheduler.inner, proposer, limits, launches, clock=lambda: float(next(clock))
+    )
     lab.scheduler.inner = scheduler
     return lab, scheduler
 
 
 def test_wrong_proposals_stop_and_are_tried_again() -> None:
     """A draft model that is always wrong: fewer than one iteration in ten has its proposals in the end."""
-    executor = ToyExecutor(VOCAB, (4 * 100,), 4, 4, override=lambda name, length, token: (token + 1) % VOCAB)
+    executor = ToyExecutor(
+        VOCAB, (4 * 100,), 4, 4, override=lambda name, length, token: (token + 1) % VOCAB
+    )
     lab, _ = flat_lab(ModelProposer(executor, 4, 100, 4))
     for name in "ABC":
         lab.add(name, 5, 390)
     lab.run()
     assert lab.pool.drafts.num_accepted_tokens == 0
     early, late = lab.executor.plans[:60], lab.executor.plans[-200:]
-    proposing = [sum(any(member.num_drafts for member in plan.members) for plan in part) for part in (early, late)]
+    proposing = [
+        sum(any(member.num_drafts for member in plan.members) for plan in part)
+        for part in (early, late)
+    ]
     assert proposing[0] > 4
     assert proposing[1] <= 20
 
@@ -136,24 +149,43 @@ def test_right_proposals_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "most"),
-    [({"max_bs": 2}, 0), ({"per_iteration": 2}, 2), ({"max_tokens": 6}, 3), ({"per_request": 1}, 3)],
+    [
+        ({"max_bs": 2}, 0),
+        ({"per_iteration": 2}, 2),
+        ({"max_tokens": 6}, 3),
+        ({"per_request": 1}, 3),
+    ],
 )
 def test_limits(changes: dict[str, int], most: int) -> None:
     lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, **changes))
     for number, name in enumerate("ABC"):  # equal prompts would start one after another
-        lab.engine.add_request(name, [number, 2, 3, 4, 5], SamplingParams(max_tokens=60, temperature=0))
+        lab.engine.add_request(
+            name, [number, 2, 3, 4, 5], SamplingParams(max_tokens=60, temperature=0)
+        )
     lab.run()
-    assert max(sum(member.num_drafts for member in plan.members) for plan in lab.executor.plans[:-1]) <= most
+    assert (
+        max(sum(member.num_drafts for member in plan.members) for plan in lab.executor.plans[:-1])
+        <= most
+    )
     assert (lab.pool.drafts.num_drafts > 0) == (most > 0)
 
 
 def test_requests_for_the_full_sampler_leave_few_places() -> None:
     """One request has a penalty, and the full sampler has six places: for a row each, and for the rest in proposals."""
     lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, with_extras=6))
-    lab.engine.add_request("P", [1, 2], SamplingParams(max_tokens=80, temperature=0, presence_penalty=1.0))
+    lab.engine.add_request(
+        "P", [1, 2], SamplingParams(max_tokens=80, temperature=0, presence_penalty=1.0)
+    )
     for name in "AB":
         lab.add(name, 5, 60)
     lab.run()
-    beside = [plan for plan in lab.executor.plans if "P" in {member.request_id for member in plan.members}]
+    beside = [
+        plan for plan in lab.executor.plans if "P" in {member.request_id for member in plan.members}
+    ]
     assert max(sum(1 + member.num_drafts for member in plan.members) for plan in beside) == 6
-    assert all(member.num_drafts == 0 for plan in beside for member in plan.members if member.request_id == "P")
+    assert all(
+        member.num_drafts == 0
+        for plan in beside
+        for member in plan.members
+        if member.request_id == "P"
+    )

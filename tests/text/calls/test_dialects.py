@@ -9,22 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orca_jax.bundled import demo_directory
-from orca_jax.errors import ConfigError
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.calls.dialects import (
-    ALIASES,
+    BY_NAME,
     DIALECTS,
     StreamedArguments,
-    ToolParser,
-    inferred_parser,
     required_parser,
     tool_parser,
 )
-from orca_jax.text.calls.harmony import HARMONY
-from orca_jax.text.calls.parser import ToolCall
-from orca_jax.text.template import load_chat_template
-from tests.text.tool_calls import TOOLS, A, B, F, G, parse
+from orca_jax.text.calls.parts import ToolCall, ToolParser
+from orca_jax.values.errors import ConfigError
+from tests.text.tool_calls import TOOLS, A, B, F, parse
 
 called = partial(ToolCall, F)  # of the first tool, perhaps with broken arguments
 TAGGED = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
@@ -52,15 +47,35 @@ TABLE = [
     ("hermes", '<tool_call>{"arguments": {"x": 1}}</tool_call>', ...),
     ("hermes", '<tool_call>{"thought": "lost?", "name": "f", "arguments": {}}</tool_call>', ...),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}, "thought": "?"}</tool_call>', [A]),
-    ("hermes", '<tool_call>{"id": "1", "type": "function", "name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
+    (
+        "hermes",
+        '<tool_call>{"id": "1", "type": "function", "name": "f", "arguments": {"x": 1}}</tool_call>',
+        [A],
+    ),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', [called("{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [called("{}")]),
     # and also if its JSON breaks
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [called("[1]")]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', [called('{"x": NaN}')]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 01}}</tool_call>', [called('{"x": 01}')]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1</tool_call> Done', [called('{"x": 1'), " Done"]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1 < 2 </tool', [called('{"x": 1 < 2 </tool')]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        [called('{"x": NaN}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": 01}}</tool_call>',
+        [called('{"x": 01}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": 1</tool_call> Done',
+        [called('{"x": 1'), " Done"],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": 1 < 2 </tool',
+        [called('{"x": 1 < 2 </tool')],
+    ),
     ("hermes", '<tool_call>{"arguments": {"x": 1</tool_call>', ...),
     ("hermes", "<tool_call>" + '{"a":' * 100_000 + "1" + "}" * 100_000 + "</tool_call>", ...),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [A]),
@@ -79,7 +94,11 @@ TABLE = [
     ("hermes", "", []),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}}', [A]),
     ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n', [A]),
-    ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; {"name": "get-weather_2", "parameters": {}}', [A, B]),
+    (
+        "llama3_json",
+        '{"name": "f", "parameters": {"x": 1}}; {"name": "get-weather_2", "parameters": {}}',
+        [A, B],
+    ),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; and so on', [A, "; and so on"]),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}} is a call', [A, " is a call"]),
     ("llama3_json", 'Say {"name": "f", "parameters": {"x": 1}}', ...),
@@ -98,7 +117,11 @@ TABLE = [
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}},', [A, ","]),
     ("mistral", "[TOOL_CALLS] []", ...),
     ("mistral", "[[TOOL_CALLS] [1]", ...),
-    ("mistral", 'Well.[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]get-weather_2[ARGS]{}', ["Well.", A, B]),
+    (
+        "mistral",
+        'Well.[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]get-weather_2[ARGS]{}',
+        ["Well.", A, B],
+    ),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"x": 1}', [A]),
     ("mistral", '[TOOL_CALLS]f{"x": 1}', [A]),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x', [called('{"x')]),
@@ -107,7 +130,11 @@ TABLE = [
     ("mistral", "[TOOL_CALLS]f and so on {}", ...),
     ("mistral", "[TOOL_CALLS]f", ...),
     ("qwen3_coder", TAGGED, [A]),
-    ("qwen3_coder", "Look.\n" + TAGGED.replace("<tool_call>\n", "").replace("\n</tool_call>", ""), ["Look.\n", A]),
+    (
+        "qwen3_coder",
+        "Look.\n" + TAGGED.replace("<tool_call>\n", "").replace("\n</tool_call>", ""),
+        ["Look.\n", A],
+    ),
     (
         "qwen3_coder",
         TAGGED + "\n<tool_call>\n<function=get-weather_2>\n</function>\n</tool_call>\nDone.",
@@ -137,7 +164,11 @@ TABLE = [
     ("pythonic", "[g(x=1)]", ...),
     ("pythonic", "[1, 2]", ...),
     ("pythonic", "I call [f(x=1)]", ...),
-    ("lfm2", "Well.<|tool_call_start|>[f(x=1), get-weather_2()]<|tool_call_end|>Done.", ["Well.", A, B, "Done."]),
+    (
+        "lfm2",
+        "Well.<|tool_call_start|>[f(x=1), get-weather_2()]<|tool_call_end|>Done.",
+        ["Well.", A, B, "Done."],
+    ),
     ("lfm2", "<|tool_call_start|>[f(x=1)]", [A]),
     ("deepseek_v3", DEEP + '{"x": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [A]),
     ("deepseek_v3", DEEP + '{"x": 1}\n```<｜tool▁call▁end｜>', [A]),
@@ -148,7 +179,11 @@ TABLE = [
     ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>', [A]),
     ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|>', [A]),
     ("kimi_k2", KIMI.replace("functions.f", "g") + '{"x": 1}', ...),
-    ("seed_oss", "<seed:tool_call><function=f><parameter=x>1</parameter></function></seed:tool_call>.", [A, "."]),
+    (
+        "seed_oss",
+        "<seed:tool_call><function=f><parameter=x>1</parameter></function></seed:tool_call>.",
+        [A, "."],
+    ),
     ("seed_oss", "<seed:tool_call><function=g>", ...),
     ("minimax_m2", MINIMAX + '<parameter name="x">1</parameter></invoke></minimax:tool_call>', [A]),
     ("minimax_m2", MINIMAX + '<parameter name="x', [called("{")]),
@@ -156,10 +191,18 @@ TABLE = [
     ("granite", 'Well.<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]', ["Well.", A]),
     ("granite", "<|tool_call|>[]", ...),
     ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}] </TOOLCALL>', [A]),
-    ("cohere_command3", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}]', [A]),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}]',
+        [A],
+    ),
     ("olmo3", "<function_calls>f(x=1)\nget-weather_2()</function_calls>", [A, B]),
     ("olmo3", "<function_calls>f(x=1)\nand so on", [A, "\nand so on"]),
-    ("glm45", "Well.<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", ["Well.", A]),
+    (
+        "glm45",
+        "Well.<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        ["Well.", A],
+    ),
     (
         "glm45",
         "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call><tool_call>get-weather_2</tool_call>",
@@ -167,15 +210,31 @@ TABLE = [
     ),
     ("glm45", "<tool_call>f<arg_key>x</arg_key><arg_value>1", [called("{")]),
     ("glm45", "<tool_call>g<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>", ...),
-    ("gemma4", "Well.<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:get-weather_2{}<tool_call|>", ["Well.", A, B]),
-    ("gemma4", '<|tool_call>call:f{x:<|"|>a, "b} <|<|"|>}<tool_call|>', [called('{"x": "a, \\"b} <|"}')]),
+    (
+        "gemma4",
+        "Well.<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:get-weather_2{}<tool_call|>",
+        ["Well.", A, B],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:f{x:<|"|>a, "b} <|<|"|>}<tool_call|>',
+        [called('{"x": "a, \\"b} <|"}')],
+    ),
     ("gemma4", "<|tool_call>call:f{x:{y:[1,None],z:<|", [called("{")]),
     ("gemma4", "<|tool_call>call:f{x:New York}", [called('{"x": "New York"}')]),
     ("gemma4", "<|tool_call>call:g{x:1}<tool_call|>", ...),
     ("functiongemma", "<start_function_call>call:f{x:1}<end_function_call>Done.", [A, "Done."]),
     ("openai", "<|channel|>final<|message|>1 < 2<|return|>", ["1 < 2"]),
-    ("openai", "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|channel|>final<|message|>Done", ["Done"]),
-    ("openai", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>', [A]),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|channel|>final<|message|>Done",
+        ["Done"],
+    ),
+    (
+        "openai",
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>',
+        [A],
+    ),
     ("openai", ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}', [A]),
     ("openai", "<|channel|>commentary to=functions.get-weather_2<|message|><|call|>", [B]),
     ("openai", "<|channel|>commentary to=functions.g<|message|>{}<|call|>", ["{}"]),
@@ -185,7 +244,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "text", "expected"), TABLE, ids=[f"{d}-{n}" for n, (d, _, _) in enumerate(TABLE)])
+@pytest.mark.parametrize(
+    ("dialect", "text", "expected"), TABLE, ids=[f"{d}-{n}" for n, (d, _, _) in enumerate(TABLE)]
+)
 def test_table(dialect: str, text: str, expected: list[str | ToolCall]) -> None:
     wanted = [text] if expected is ... else expected
     steps = (len(text) + 1, 1, 7) if len(text) < 1000 else (len(text) + 1, 1000)
@@ -195,9 +256,35 @@ def test_table(dialect: str, text: str, expected: list[str | ToolCall]) -> None:
 
 fragments = st.sampled_from(
     [
-        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[", "]", ",", ";", " ", "\n", "<", "[TOOL"),
-        *('{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": {}}', '{"name": "h", "arguments": {}}'),
-        *('{"', '"', "\\", "{", "}", "word", "é🙂", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "[TOOL_CALLS]",
+            "<|python_tag|>",
+            "[",
+            "]",
+            ",",
+            ";",
+            " ",
+            "\n",
+            "<",
+            "[TOOL",
+        ),
+        *(
+            '{"name": "f", "arguments": {"x": 1}}',
+            '{"name": "f", "parameters": {}}',
+            '{"name": "h", "arguments": {}}',
+        ),
+        *(
+            '{"',
+            '"',
+            "\\",
+            "{",
+            "}",
+            "word",
+            "é🙂",
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        ),
         *(
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁call▁begin｜>",
@@ -207,23 +294,43 @@ fragments = st.sampled_from(
             DEEP,
             KIMI,
         ),
-        *("<arg_key>x</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call_start|>", "}<tool_call|>", "```"),
-        *("<function=f>", "<parameter=x>", "</parameter>", "</function>", "f[ARGS]", "f(", "x=", "'", ")", TAGGED),
+        *(
+            "<arg_key>x</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "<|tool_call_start|>",
+            "}<tool_call|>",
+            "```",
+        ),
+        *(
+            "<function=f>",
+            "<parameter=x>",
+            "</parameter>",
+            "</function>",
+            "f[ARGS]",
+            "f(",
+            "x=",
+            "'",
+            ")",
+            TAGGED,
+        ),
     ]
 )
 texts = st.lists(fragments | st.text(max_size=4), max_size=25).map("".join)
-MAKERS = [*DIALECTS, HARMONY, "required", "named"]
+MAKERS = [*DIALECTS, "required", "named"]
 
 
 def make(kind: str) -> ToolParser:
-    if kind in DIALECTS or kind == HARMONY:
+    if kind in DIALECTS:
         return tool_parser(kind, TOOLS)
     return required_parser(TOOLS) if kind == "required" else StreamedArguments(F)
 
 
 @settings(deadline=None, max_examples=300)
 @given(kind=st.sampled_from(MAKERS), text=texts, cuts=st.lists(st.integers(0, 300), max_size=40))
-@example(kind="hermes", text='<tool_call>{"name": "f", "arguments": {}}<tool_call>x', cuts=range(60))
+@example(
+    kind="hermes", text='<tool_call>{"name": "f", "arguments": {}}<tool_call>x', cuts=range(60)
+)
 def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: Sequence[int]) -> None:
     """The output is the same for all divisions into pieces: the texts in their order, and all text without a call."""
     out = parse(make(kind), text, cuts)
@@ -238,7 +345,11 @@ def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: Seq
 
 
 @settings(deadline=None, max_examples=100)
-@given(text=texts, before=st.sampled_from(["", "Well. "]), cuts=st.lists(st.integers(0, 300), max_size=40))
+@given(
+    text=texts,
+    before=st.sampled_from(["", "Well. "]),
+    cuts=st.lists(st.integers(0, 300), max_size=40),
+)
 def test_arguments_of_json_pass_as_they_are(text: str, before: str, cuts: Sequence[int]) -> None:
     arguments = json.dumps({"x": text})
     for kind, written in (
@@ -259,7 +370,9 @@ def test_pieces_of_arguments_go_out_as_they_come() -> None:
     assert parser.push("}}</tool_call> bye") == [ToolCall(None, "}"), " bye"]
     tagged = tool_parser("qwen3_coder", TOOLS)
     assert tagged.push("<tool_call><function=f>") == [called("{")]
-    assert tagged.push("<parameter=x>\n1\n</parameter>\n<parameter=y>") == [ToolCall(None, '"x": 1')]
+    assert tagged.push("<parameter=x>\n1\n</parameter>\n<parameter=y>") == [
+        ToolCall(None, '"x": 1')
+    ]
     assert tagged.push("a</parameter></function>") == [ToolCall(None, ', "y": "a"}')]
 
 
@@ -303,97 +416,26 @@ def test_a_long_text_of_almost_calls_is_linear_work(kind: str) -> None:
         text = unit * (100_000 // len(unit))
         for step in (len(text), 5000):
             parser = make(kind)
-            pieces = [item for start in range(0, len(text), step) for item in parser.push(text[start : start + step])]
+            pieces = [
+                item
+                for start in range(0, len(text), step)
+                for item in parser.push(text[start : start + step])
+            ]
             size = sum(len(item) for item in [*pieces, *parser.finish()] if isinstance(item, str))
             assert size <= len(text), unit
 
 
 def test_no_such_parser() -> None:
-    with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
+    with pytest.raises(ConfigError, match="hermes, llama3_json, llama4_json, mistral"):
         tool_parser("xml", TOOLS)
 
 
 def test_the_flag_takes_all_names() -> None:
     kind = get_type_hints(ServerConfig)["tool_call_parser"]
-    assert set(get_args(get_args(kind)[0])) == {*DIALECTS, HARMONY, *ALIASES}
+    assert set(get_args(get_args(kind)[0])) == set(BY_NAME)
 
 
 def test_other_names_of_the_same_forms() -> None:
-    for name, of in ALIASES.items():
-        assert of in DIALECTS and name not in DIALECTS
+    names = [name for row in DIALECTS.values() for name in (row.name, *row.aliases)]
+    assert sorted(names) == sorted(BY_NAME), "no name stands for two"
     assert parse(tool_parser("llama4_pythonic", TOOLS), "[f(x=1)]") == [A]
-
-
-# Lines of well-known templates that show their format of calls.
-TEMPLATES: list[tuple[str, str | None]] = [
-    # Qwen 2.5, Qwen 3 and others
-    (
-        "For each function call, return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"
-        '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>',
-        "hermes",
-    ),
-    # Hermes 2 Pro and Hermes 3
-    ("""{{- '\\n<tool_call>\\n' }}{{- '{ ' }}{{- '"arguments": ' }}{{- '\\n</tool_call> ' }}""", "hermes"),
-    # Qwen3-Coder, GLM 4.5, Hunyuan, MiroThinker
-    (
-        "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '<parameter=' + name + '>' }}</tool_call>",
-        "qwen3_coder",
-    ),
-    ("{{- '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key></tool_call>", None),
-    ("<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm45"),
-    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>{{ name }}", "deepseek_v3"),
-    ("<|tool_calls_section_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}", "kimi_k2"),
-    ("""{{ '<|tool_call>call:' + name }}{{ '<|"|>' + argument + '<|"|>' }}""", "gemma4"),
-    ("{{ '<start_function_call>call:' + name + '{' }}", "functiongemma"),
-    ("<|tool_call_start|>{{ calls }}<|tool_call_end|>", "lfm2"),
-    ('{{- "<|start|>assistant<|channel|>commentary to=functions." + name + " json<|message|>" }}', "openai"),
-    ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", "hunyuan_a13b"),
-    ("<seed:tool_call>\\n<function={{ name }}>\\n</function>\\n</seed:tool_call>", "seed_oss"),
-    ("""{{ '<minimax:tool_call>' }}{{ '<invoke name="' + call.name + '">' }}""", "minimax_m2"),
-    ("{{ '<|start_of_role|>system' }} respond only with <|tool_call|> followed by a JSON list of tools", "granite"),
-    ("{{- '<TOOLCALL>[' }}{{- ']</TOOLCALL>' }}", "nemotron_json"),
-    ("""<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ name }}"}]<|END_ACTION|>""", "cohere_command3"),
-    ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3"),
-    ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
-    # Llama 3.1, 3.2 and 3.3; Llama 3.2 and ToolACE with calls as in Python
-    (
-        """{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
-        {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
-        {{- '"parameters": ' }}""",
-        "llama3_json",
-    ),
-    (
-        """{{- '<|start_header_id|>user<|end_header_id|>' }}{{- '[func_name1(params_name1=params_value1...)]' }}""",
-        "pythonic",
-    ),
-    # Mistral 7B 0.3, Nemo, Small 3.1; Small 3.2 and later
-    ("""{{- "[AVAILABLE_TOOLS][" }}{{- "[TOOL_CALLS][" }}{%- set out = tool_call.function|tojson %}""", "mistral"),
-    ("""[AVAILABLE_TOOLS]{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}""", "mistral"),
-    # without calls
-    ("{% for message in messages %}{{ message.content }}{% endfor %}", None),
-]
-
-
-@pytest.mark.parametrize(("template", "name"), TEMPLATES)
-def test_the_format_of_calls_is_inferred_from_the_chat_template(template: str, name: str | None) -> None:
-    assert inferred_parser(template) == name
-
-
-@pytest.mark.parametrize("source", ["", str(demo_directory())])
-def test_templates_of_this_package_show_tools_and_calls(source: str) -> None:
-    """The plain template of presets and the demo's, with a round of calls."""
-    call = {"id": "c1", "type": "function", "function": {"name": F, "arguments": '{"x": 1}'}}
-    messages = [
-        {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "done", "tool_call_id": "c1"},
-    ]
-    template = load_chat_template(source, None)
-    assert template is not None
-    with template:
-        assert inferred_parser(template.tool_source) == "hermes"
-        text = template.render(messages, tools=TOOLS)
-        assert G in text and "done" in text, "the model sees the tools"
-        shown = text[text.index("Go.") :]
-        assert [part for part in parse(tool_parser("hermes", TOOLS), shown, [0]) if isinstance(part, ToolCall)] == [A]
-        assert "tool" not in template.render(messages[:1]).lower()

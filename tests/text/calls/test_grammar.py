@@ -5,30 +5,38 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
-from orca_jax.text.calls.dialects import DIALECTS, tool_parser
-from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
-from orca_jax.text.calls.harmony import HARMONY
-from orca_jax.text.calls.parser import ToolCall
+from orca_jax.text.calls.dialects import DIALECTS, HARMONY, tool_parser
+from orca_jax.text.calls.forms import CannotEnforceError, Offer
+from orca_jax.text.calls.parts import ToolCall
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.reasoning import TAGS, thinking_first
 from orca_jax.text.tokenizer import ByteTokenizer
 from orca_jax.text.tools import prepared_tool
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import StructuredOutput
 from tests.text.accepting import WithTokens, accepts
 from tests.text.tool_calls import parse
 
 STRICT = {
     "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer"}, "note": {"type": "string"}},
+    "properties": {
+        "city": {"$ref": "#/$defs/City"},
+        "days": {"type": "integer"},
+        "note": {"type": "string"},
+    },
     "required": ["city"],
     "$defs": {"City": {"enum": ["Oslo", "Rome"]}},
 }
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "strict": True, "parameters": STRICT}},
-    {"type": "function", "function": {"name": "clock", "parameters": {"properties": {"zone": {"type": "integer"}}}}},
+    {
+        "type": "function",
+        "function": {"name": "clock", "parameters": {"properties": {"zone": {"type": "integer"}}}},
+    },
 ]
-FORMAT = StructuredOutput("json_schema", '{"properties": {"x": {"type": "integer"}}, "required": ["x"]}')
+FORMAT = StructuredOutput(
+    "json_schema", '{"properties": {"x": {"type": "integer"}}, "required": ["x"]}'
+)
 # For each form: a call of `weather` with arguments as JSON text, then one of `clock`; and the text of a wrong call.
 JSON = {"a": '{"city":"Oslo","days":2}', "b": '{"zone":"any"}'}
 CALLS: dict[str, tuple[str, str, list[str]]] = {
@@ -45,30 +53,45 @@ CALLS: dict[str, tuple[str, str, list[str]]] = {
     "mistral": (
         '[TOOL_CALLS]weather[ARGS]{"city":"Oslo","days":2}',
         '[TOOL_CALLS]clock[ARGS]{"zone":"any"}',
-        ['[TOOL_CALLS]weather[ARGS]{"city":"Bonn', '[TOOL_CALLS] [{"name":"weather","arguments":{"city":"Bonn'],
+        [
+            '[TOOL_CALLS]weather[ARGS]{"city":"Bonn',
+            '[TOOL_CALLS] [{"name":"weather","arguments":{"city":"Bonn',
+        ],
     ),
     "qwen3_coder": (
         "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
         "</function>\n</tool_call>",
         "\n<tool_call>\n<function=clock>\n<parameter=zone>\nany\n</parameter>\n</function>\n</tool_call>",
-        ["<tool_call>\n<function=weather>\n<parameter=city>\nBonn", "<function=weather>\n</function>"],
+        [
+            "<tool_call>\n<function=weather>\n<parameter=city>\nBonn",
+            "<function=weather>\n</function>",
+        ],
     ),
     "seed_oss": (
         "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>2</parameter>\n"
         "</function>\n</seed:tool_call>",
         "\n<seed:tool_call>\n<function=clock>\n<parameter=zone>any</parameter>\n</function>\n</seed:tool_call>",
-        ["<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn", "<seed:tool_call>\n<function=unknown"],
+        [
+            "<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn",
+            "<seed:tool_call>\n<function=unknown",
+        ],
     ),
     "minimax_m2": (
         '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n<parameter name="days">'
         "2</parameter>\n</invoke>\n</minimax:tool_call>",
         '\n<minimax:tool_call><invoke name="clock"><parameter name="zone">any</parameter></invoke></minimax:tool_call>',
-        ['<minimax:tool_call><invoke name="weather"><parameter name="city">Bonn', "<minimax:tool_call>weather"],
+        [
+            '<minimax:tool_call><invoke name="weather"><parameter name="city">Bonn',
+            "<minimax:tool_call>weather",
+        ],
     ),
     "granite": (
         '<|tool_call|>[{"name":"weather","arguments":{"city":"Oslo","days":2}}]',
         '<|tool_call|>[{"name":"clock","arguments":{"zone":"any"}}]',
-        ['<|tool_call|>[{"name":"weather","arguments":{"city":"Bonn', '<|tool_call|>[{"name":"unknown'],
+        [
+            '<|tool_call|>[{"name":"weather","arguments":{"city":"Bonn',
+            '<|tool_call|>[{"name":"unknown',
+        ],
     ),
     "nemotron_json": (
         '<TOOLCALL>[{"name":"weather","arguments":{"city":"Oslo","days":2}}]</TOOLCALL>',
@@ -84,7 +107,10 @@ CALLS: dict[str, tuple[str, str, list[str]]] = {
         '<|START_ACTION|>[{"tool_call_id":"0","tool_name":"weather","parameters":{"city":"Oslo","days":2}}]'
         "<|END_ACTION|>",
         '<|START_ACTION|>[{"tool_name":"clock","parameters":{"zone":"any"}}]<|END_ACTION|>',
-        ['<|START_ACTION|>[{"tool_name":"weather","parameters":{"city":"Bonn', '<|START_ACTION|>[{"name'],
+        [
+            '<|START_ACTION|>[{"tool_name":"weather","parameters":{"city":"Bonn',
+            '<|START_ACTION|>[{"name',
+        ],
     ),
     "olmo3": (
         '<function_calls>weather(city="Oslo", days=2)</function_calls>',
@@ -121,7 +147,10 @@ CALLS: dict[str, tuple[str, str, list[str]]] = {
         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
         "<arg_value>2</arg_value>\n</tool_call>",
         "<tool_call>clock<arg_key>zone</arg_key><arg_value>any</arg_value></tool_call>",
-        ["<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn", "<tool_call>weather</tool_call>"],
+        [
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn",
+            "<tool_call>weather</tool_call>",
+        ],
     ),
     "gemma4": (
         '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>',
@@ -139,28 +168,61 @@ LOOSE = ("gemma4", "functiongemma")  # strict arguments are not enforced
 
 def tools_of(name: str) -> list[dict[str, Any]]:
     return [
-        {**tool, "function": {**tool["function"], "strict": name not in LOOSE and "strict" in tool["function"]}}
+        {
+            **tool,
+            "function": {
+                **tool["function"],
+                "strict": name not in LOOSE and "strict" in tool["function"],
+            },
+        }
         for tool in TOOLS
     ]
 
 
+def text_with_calls(
+    name: str, tools: Any, specials: Mapping[str, int], *, parallel: bool
+) -> StructuredOutput:
+    return DIALECTS[name].calls.constraint(Offer(tools, specials, parallel), None)
+
+
+def calls_or_format(
+    name: str,
+    tools: Any,
+    answer: StructuredOutput,
+    specials: Mapping[str, int],
+    *,
+    parallel: bool,
+) -> StructuredOutput:
+    return DIALECTS[name].calls.constraint(Offer(tools, specials, parallel), answer)
+
+
 def read(name: str, text: str) -> list[tuple[str | None, Any]]:
-    return [(one.name, one.arguments) for one in parse(tool_parser(name, TOOLS), text) if isinstance(one, ToolCall)]
+    return [
+        (one.name, one.arguments)
+        for one in parse(tool_parser(name, TOOLS), text)
+        if isinstance(one, ToolCall)
+    ]
 
 
 def test_every_form_has_a_grammar() -> None:
-    assert set(CALLS) == set(DIALECTS)
+    assert {*CALLS, HARMONY.name} == set(DIALECTS)
 
 
 @pytest.mark.parametrize("is_free", [False, True])
 def test_messages_of_gpt_oss(is_free: bool) -> None:
     form = (
-        text_with_calls(HARMONY, TOOLS, {}, parallel=True)
+        text_with_calls(HARMONY.name, TOOLS, {}, parallel=True)
         if is_free
-        else calls_or_format(HARMONY, TOOLS, FORMAT, {}, parallel=True)
+        else calls_or_format(HARMONY.name, TOOLS, FORMAT, {}, parallel=True)
     )
-    thought, final = "<|channel|>analysis<|message|>1 < 2<|end|><|start|>assistant", "<|channel|>final<|message|>"
-    head, tokenizer = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>", ByteTokenizer()
+    thought, final = (
+        "<|channel|>analysis<|message|>1 < 2<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+    )
+    head, tokenizer = (
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
+        ByteTokenizer(),
+    )
     for text in (
         f'{final}{{"x":1}}',
         f'{thought}{final}{{"x":1}}',
@@ -185,7 +247,9 @@ def test_an_answer_is_calls_or_the_format(name: str) -> None:
         assert not accepts(form, text, tokenizer), text
     one = calls_or_format(name, tools_of(name), FORMAT, {}, parallel=False)
     assert accepts(one, alone, tokenizer) and not accepts(one, first + second, tokenizer)
-    assert [call[0] for call in read(name, first + second)] == ["weather", "clock"], "the parser reads what it allows"
+    assert [call[0] for call in read(name, first + second)] == ["weather", "clock"], (
+        "the parser reads what it allows"
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -219,7 +283,12 @@ def test_optional_members() -> None:
     ):
         assert accepts(python, f"[weather({inner})]", tokenizer) == fits, inner
     tagged = text_with_calls("qwen3_coder", TOOLS, {}, parallel=True)
-    for keys, fits in ((("city",), True), (("city", "note"), True), (("note",), False), (("city", "other"), False)):
+    for keys, fits in (
+        (("city",), True),
+        (("city", "note"), True),
+        (("note",), False),
+        (("city", "other"), False),
+    ):
         members = "".join(f"<parameter={key}>\nRome\n</parameter>\n" for key in keys)
         assert accepts(tagged, f"<function=weather>\n{members}</function>", tokenizer) == fits, keys
 
@@ -245,16 +314,22 @@ def test_markers_may_be_special_tokens(name: str, tokens: Mapping[int, str]) -> 
         text_with_calls(name, TOOLS, ids, parallel=True),
         calls_or_format(name, TOOLS, FORMAT, ids, parallel=True),
     ):
-        assert accepts(form, encoded(first + second), tokenizer) and not accepts(form, encoded(wrong), tokenizer)
+        assert accepts(form, encoded(first + second), tokenizer) and not accepts(
+            form, encoded(wrong), tokenizer
+        )
     form = text_with_calls(name, TOOLS, ids, parallel=True)
     assert accepts(form, encoded("Well. " + first + " Well."), tokenizer)
 
 
 def test_reasoning_comes_before_either() -> None:
-    form = thinking_first(calls_or_format("hermes", TOOLS, FORMAT, {}, parallel=True), TAGS["qwen3"], "free", {})
+    form = thinking_first(
+        calls_or_format("hermes", TOOLS, FORMAT, {}, parallel=True), TAGS["qwen3"], "free", {}
+    )
     tokenizer = ByteTokenizer()
     for text in ('{"x":1}', CALLS["hermes"][0]):
-        assert accepts(form, "<think>hm <tool_call></think>" + text, tokenizer) and accepts(form, text, tokenizer)
+        assert accepts(form, "<think>hm <tool_call></think>" + text, tokenizer) and accepts(
+            form, text, tokenizer
+        )
     assert not accepts(form, "<think>hm</think>Well.", tokenizer)
 
 
@@ -265,14 +340,26 @@ def strict(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 def test_schemas_without_a_grammar_in_tags_or_python() -> None:
     for name, schema in (
         ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "a+"}}}),
-        ("qwen3_coder", {"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}}}),
+        (
+            "qwen3_coder",
+            {
+                "properties": {
+                    "a": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
+                }
+            },
+        ),
         ("qwen3_coder", {"properties": {"a b": {"type": "integer"}}}),
         ("qwen3_coder", {"anyOf": [{"properties": {"a": {}}}]}),
         ("pythonic", {"$ref": "#/$defs/A"}),
     ):
         with pytest.raises(CannotEnforceError):
             text_with_calls(name, strict(schema), {}, parallel=True)
-    text_with_calls("qwen3_coder", strict({"properties": {"a": {"type": ["string", "null"]}}}), {}, parallel=True)
+    text_with_calls(
+        "qwen3_coder",
+        strict({"properties": {"a": {"type": ["string", "null"]}}}),
+        {},
+        parallel=True,
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in LOOSE])

@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 
 from orca_jax.text.calls.dialects import DIALECTS, tool_parser
-from orca_jax.text.calls.harmony import HARMONY
-from orca_jax.text.calls.parser import Reasoning, ToolCall, joined
+from orca_jax.text.calls.parts import Reasoning, ToolCall, joined
 from orca_jax.text.template import ChatTemplate
 
 # The part of a template for the calls of one message, in the form of the families.
-LLAMA = """{% for c in messages[1].tool_calls %}{{ '; ' if not loop.first }}{"name": "{{ c.function.name }}", """ + (
-    '"parameters": {{ c.function.arguments | tojson }}}{% endfor %}'
+LLAMA = (
+    """{% for c in messages[1].tool_calls %}{{ '; ' if not loop.first }}{"name": "{{ c.function.name }}", """
+    + ('"parameters": {{ c.function.arguments | tojson }}}{% endfor %}')
 )
 OBJECT = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
 TEMPLATES: list[tuple[str, str]] = [
     # Qwen 2.5 and 3, Hermes
     (
         "hermes",
-        "{{ messages[1].content }}{% for c in messages[1].tool_calls %}{{ '\n<tool_call>\n' }}" + OBJECT + "{{ '\n"
+        "{{ messages[1].content }}{% for c in messages[1].tool_calls %}{{ '\n<tool_call>\n' }}"
+        + OBJECT
+        + "{{ '\n"
         "</tool_call>' }}{% endfor %}",
     ),
     # Llama 3.1 to 3.3
@@ -83,7 +85,10 @@ TEMPLATES += [
     (
         "deepseek_v3",
         DEEPSEEK.replace(
-            "CALL", "function<｜tool▁sep｜>{{ c.function.name + '\n```json\n' }}" + ARGUMENTS + "{{ '\n```' }}"
+            "CALL",
+            "function<｜tool▁sep｜>{{ c.function.name + '\n```json\n' }}"
+            + ARGUMENTS
+            + "{{ '\n```' }}",
         ),
     ),
     ("deepseek_v3", DEEPSEEK.replace("CALL", "{{ c.function.name }}<｜tool▁sep｜>" + ARGUMENTS)),
@@ -100,7 +105,12 @@ TEMPLATES += [
     ("glm45", GLM.replace("nl", "'\n'")),
     ("glm45", GLM.replace("{{ nl }}", "")),
     # Gemma 4, and FunctionGemma
-    ("gemma4", GEMMA.replace("QUOTE", '<|"|>').replace("START", "<|tool_call>").replace("END", "<tool_call|>")),
+    (
+        "gemma4",
+        GEMMA.replace("QUOTE", '<|"|>')
+        .replace("START", "<|tool_call>")
+        .replace("END", "<tool_call|>"),
+    ),
     (
         "functiongemma",
         GEMMA.replace("QUOTE", "<escape>")
@@ -119,7 +129,9 @@ TEMPLATES += [
     (
         "openai",
         "<|channel|>analysis<|message|>A < B.<|end|>{% for c in messages[1].tool_calls %}<|start|>assistant "
-        "to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>" + ARGUMENTS + "<|call|>{% endfor %}",
+        "to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>"
+        + ARGUMENTS
+        + "<|call|>{% endfor %}",
     ),
     # Seed-OSS
     (
@@ -167,10 +179,18 @@ TEMPLATES += [
             + value
             + " }}{% endfor %})\n{% endfor %}</function_calls>",
         )
-        for value in ("'%r' | format(value)", "'%r' | format(value) if value is string else value | tojson")
+        for value in (
+            "'%r' | format(value)",
+            "'%r' | format(value) if value is string else value | tojson",
+        )
     ),
     # LFM2
-    ("lfm2", "{{ messages[1].content }}<|tool_call_start|>" + dict(TEMPLATES)["pythonic"] + "<|tool_call_end|>"),
+    (
+        "lfm2",
+        "{{ messages[1].content }}<|tool_call_start|>"
+        + dict(TEMPLATES)["pythonic"]
+        + "<|tool_call_end|>",
+    ),
 ]
 UNMARKED = ("gemma4", "functiongemma")  # keys of inner objects are written as they are
 TOOLS = [
@@ -195,7 +215,17 @@ TOOLS = [
     for name in ("find", "get-weather_2", "a.b")
 ]
 ALPHABET = "ab 1\n\t\"'\\/{}[]()<>,:;=é🙂\u2028"
-WORDS = ["", "True", "null", "12", "</tool_call>", "<tool_call>", "[TOOL_CALLS]", '{"x": 1}', "f(x='1')"]
+WORDS = [
+    "",
+    "True",
+    "null",
+    "12",
+    "</tool_call>",
+    "<tool_call>",
+    "[TOOL_CALLS]",
+    '{"x": 1}',
+    "f(x='1')",
+]
 
 
 def text_of(draw: random.Random) -> str:
@@ -213,9 +243,13 @@ def arguments_of(draw: random.Random, key: str) -> dict[str, Any]:
         "on": draw.choice([True, False, None]),
         "unit": draw.choice(["m", "km"]),
         "names": [text_of(draw) for _ in range(draw.randrange(3))],
-        "place": {key or text_of(draw): {"lat": draw.random(), "tags": [text_of(draw), None, True]}},
+        "place": {
+            key or text_of(draw): {"lat": draw.random(), "tags": [text_of(draw), None, True]}
+        },
     }
-    return {key: values[key] for key in draw.sample(sorted(values), draw.randrange(len(values) + 1))}
+    return {
+        key: values[key] for key in draw.sample(sorted(values), draw.randrange(len(values) + 1))
+    }
 
 
 def conversations(seed: int, count: int, key: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -239,19 +273,30 @@ def conversations(seed: int, count: int, key: str) -> Iterator[tuple[str, list[d
 
 def check(template: ChatTemplate, name: str, seed: int, count: int, every: int) -> None:
     for content, calls in conversations(seed, count, "x y" if name in UNMARKED else ""):
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": calls}]
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": content, "tool_calls": calls},
+        ]
         text = template.render(messages)
         for cut in range(1, len(text), every):
             parser = tool_parser(name, TOOLS)
             parts = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()]
             found = joined([part for part in parts if not isinstance(part, Reasoning)])
-            read = [(part.name, json.loads(part.arguments)) for part in found if isinstance(part, ToolCall)]
-            assert read == [(call["function"]["name"], call["function"]["arguments"]) for call in calls], text
+            read = [
+                (part.name, json.loads(part.arguments))
+                for part in found
+                if isinstance(part, ToolCall)
+            ]
+            assert read == [
+                (call["function"]["name"], call["function"]["arguments"]) for call in calls
+            ], text
             said = "".join(part for part in found if isinstance(part, str)).strip()
             assert said == (content if content in text else "")
 
 
-@pytest.mark.parametrize("number", range(len(TEMPLATES)), ids=[f"{n}-{name}" for n, (name, _) in enumerate(TEMPLATES)])
+@pytest.mark.parametrize(
+    "number", range(len(TEMPLATES)), ids=[f"{n}-{name}" for n, (name, _) in enumerate(TEMPLATES)]
+)
 def test_calls_of_a_template_are_read_back(number: int) -> None:
     name, source = TEMPLATES[number]
     with ChatTemplate({"default": source}, {}) as template:
@@ -259,7 +304,9 @@ def test_calls_of_a_template_are_read_back(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(TEMPLATES)), ids=[f"{n}-{name}" for n, (name, _) in enumerate(TEMPLATES)])
+@pytest.mark.parametrize(
+    "number", range(len(TEMPLATES)), ids=[f"{n}-{name}" for n, (name, _) in enumerate(TEMPLATES)]
+)
 def test_a_thousand_calls_for_every_cut(number: int) -> None:
     name, source = TEMPLATES[number]
     with ChatTemplate({"default": source}, {}) as template:
@@ -267,4 +314,4 @@ def test_a_thousand_calls_for_every_cut(number: int) -> None:
 
 
 def test_every_form_has_a_template() -> None:
-    assert {name for name, _ in TEMPLATES} == {*DIALECTS, HARMONY}
+    assert {name for name, _ in TEMPLATES} == set(DIALECTS)

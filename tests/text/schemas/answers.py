@@ -8,12 +8,12 @@ from typing import Any
 
 from jsonschema.validators import Draft202012Validator, validator_for
 
-from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
 from orca_jax.text.grammar import GrammarConstraint, GrammarFactory
 from orca_jax.text.schemas.keywords import COUNTS, WrongSchemaError
 from orca_jax.text.schemas.prepared import PreparedSchema, prepared
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import StructuredOutput
 
 END = 256
 FACTORY = GrammarFactory(ByteTokenizer(), 257, (END,))
@@ -63,7 +63,11 @@ def _without_null_counts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _remove(value: Any, path: str) -> None:
-    keys = [key for key in (value if isinstance(value, dict) else map(str, range(len(value)))) if starts(path, key)]
+    keys = [
+        key
+        for key in (value if isinstance(value, dict) else map(str, range(len(value))))
+        if starts(path, key)
+    ]
     for key in keys:
         rest = path[len(key) + 1 :]
         if rest:

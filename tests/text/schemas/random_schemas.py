@@ -23,7 +23,11 @@ def _schema(chance: random.Random, levels: int) -> Any:
     if levels == 0 or kind < 0.3:
         return _plain(chance)
     if kind < 0.4:
-        return {"$ref": chance.choice(("#/$defs/X", "#/$defs/Box%5Bint%5D", "#/$defs/Box[int]", "#/$defs/Größe"))}
+        return {
+            "$ref": chance.choice(
+                ("#/$defs/X", "#/$defs/Box%5Bint%5D", "#/$defs/Box[int]", "#/$defs/Größe")
+            )
+        }
     if kind < 0.52:
         key = chance.choice(("anyOf", "oneOf", "oneOf", "allOf"))
         made = {key: [_schema(chance, levels - 1) for _ in range(chance.randint(1, 3))]}
@@ -39,7 +43,9 @@ def _discriminated(chance: random.Random, levels: int) -> dict[str, Any]:
         one = _object(chance, levels)
         one["type"] = "object"
         one["properties"] = {**one.get("properties", {}), "kind": {"const": name}}
-        one["required"] = [*{*one.get("required", ()), *(["kind"] if chance.random() < 0.8 else [])}]
+        one["required"] = [
+            *{*one.get("required", ()), *(["kind"] if chance.random() < 0.8 else [])}
+        ]
         options.append(one)
     return {"oneOf": options}
 
@@ -68,14 +74,25 @@ def _plain(chance: random.Random) -> dict[str, Any]:
         made["enum"] = chance.sample((1, 1.0, 2.5, "a", "b", None, True, [1], {"a": "x"}), 3)
     if chance.random() < 0.85:
         made["type"] = chance.choice(
-            ("integer", "number", "string", "null", "boolean", ["string", "null"], ["integer", "string"])
+            (
+                "integer",
+                "number",
+                "string",
+                "null",
+                "boolean",
+                ["string", "null"],
+                ["integer", "string"],
+            )
         )
     return made
 
 
 def _object(chance: random.Random, levels: int) -> dict[str, Any]:
     names = chance.sample(NAMES, chance.randint(0, 3))
-    made: dict[str, Any] = {"type": "object", "properties": {name: _schema(chance, levels - 1) for name in names}}
+    made: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _schema(chance, levels - 1) for name in names},
+    }
     return {
         **_some(chance, made, 0.85),
         "required": [name for name in names if chance.random() < 0.5],
@@ -85,7 +102,13 @@ def _object(chance: random.Random, levels: int) -> dict[str, Any]:
                 "additionalProperties": _schema(chance, 0),
                 "patternProperties": {chance.choice(("^x", "^[ab]$")): _schema(chance, 0)},
                 "propertyNames": chance.choice(
-                    ({"type": "string"}, {"enum": ["a", "kind", "z"]}, {"pattern": "^[a-k]+$"}, {"maxLength": 4}, False)
+                    (
+                        {"type": "string"},
+                        {"enum": ["a", "kind", "z"]},
+                        {"pattern": "^[a-k]+$"},
+                        {"maxLength": 4},
+                        False,
+                    )
                 ),
                 "minProperties": chance.choice((0, 1, 2)),
                 "maxProperties": chance.choice((1, 2, 5)),

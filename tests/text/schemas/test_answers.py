@@ -11,7 +11,9 @@ from tests.text.schemas.random_schemas import random_schema
 
 SUITE = json.loads(Path(__file__).with_name("suite.json").read_text(encoding="utf-8"))["schemas"]
 NUM_RANDOM = 403
-ALL: list[Any] = [entry["schema"] for entry in SUITE] + [random_schema(seed) for seed in range(NUM_RANDOM)]
+ALL: list[Any] = [entry["schema"] for entry in SUITE] + [
+    random_schema(seed) for seed in range(NUM_RANDOM)
+]
 
 
 def check(schemas: list[Any], seeds: range) -> dict[str, int]:
@@ -40,13 +42,17 @@ def test_all_answers_are_valid() -> None:
 
 def test_the_check_finds_invalid_answers() -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "uniqueItems": True}
-    text = answer(compiled({key: value for key, value in schema.items() if key != "uniqueItems"}), 1)
+    text = answer(
+        compiled({key: value for key, value in schema.items() if key != "uniqueItems"}), 1
+    )
     assert text is not None and "non-unique" in str(fault(schema, text))
     assert faults(schema, range(2)) == ("loose", []), "what is left out is no fault"
 
 
 def test_names_have_one_spelling() -> None:
-    constraint = compiled({"properties": {"a": {"type": "integer"}}, "additionalProperties": True, "type": "object"})
+    constraint = compiled(
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": True, "type": "object"}
+    )
     for token in b'{"':
         assert constraint.allowed() >> token & 1
         constraint.accept(token)

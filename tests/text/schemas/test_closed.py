@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from orca_jax.errors import RequestError
-from orca_jax.request import StructuredOutput
 from orca_jax.text.grammar import GrammarFactory
-from orca_jax.text.schemas.closed import SchemaTooLargeError
 from orca_jax.text.schemas.closed import closed as closed_with_unions
+from orca_jax.text.schemas.keywords import SchemaTooLargeError
 from orca_jax.text.tokenizer import ByteTokenizer
 from orca_jax.text.tools import forced_tools_schema
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import StructuredOutput
 
 TOKENIZER = LLTokenizer("byte")
 FACTORY = GrammarFactory(ByteTokenizer(), 257, (256,))
@@ -26,10 +26,15 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 def takes(schema: dict[str, Any], text: str) -> bool:
     """True if a grammar of the closed schema accepts the whole text."""
-    source = LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), overrides={"whitespace_flexible": False})
+    source = LLMatcher.grammar_from_json_schema(
+        json.dumps(closed(schema)), overrides={"whitespace_flexible": False}
+    )
     matcher = LLMatcher(TOKENIZER, source)
     assert not matcher.is_error(), matcher.get_error()
-    return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
+    return bool(
+        matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
+        and matcher.is_accepting()
+    )
 
 
 def props(*names: str, **fields: Any) -> dict[str, Any]:
@@ -114,8 +119,15 @@ def test_answers_of_a_schema_end() -> None:
 
 @pytest.mark.parametrize("strict", [True, False, None])
 def test_parameters_of_tools_are_closed(strict: bool | None) -> None:
-    parameters = {**props("a"), "$defs": {"P": props("x")}, "properties": {"a": INTEGER, "default": ref("P")}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
+    parameters = {
+        **props("a"),
+        "$defs": {"P": props("x")},
+        "properties": {"a": INTEGER, "default": ref("P")},
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": parameters, "strict": strict},
+    }
     schema = json.loads(forced_tools_schema([tool], "required"))
     assert takes(schema, '[{"name":"f","arguments":{"a":1,"default":{"x":1}}}]')
     assert not takes(schema, '[{"name":"f","arguments":{"z":1}}]')
@@ -125,14 +137,22 @@ def test_parameters_of_tools_are_closed(strict: bool | None) -> None:
 
 
 def test_malformed_schemas_are_left_to_the_compiler() -> None:
-    for schema in ({"properties": 3}, {"allOf": {}}, {"anyOf": [3]}, {"$ref": 5}, {"required": "a", "properties": {}}):
+    for schema in (
+        {"properties": 3},
+        {"allOf": {}},
+        {"anyOf": [3]},
+        {"$ref": 5},
+        {"required": "a", "properties": {}},
+    ):
         assert closed(schema).keys() >= schema.keys()
     with pytest.raises(RequestError, match="cannot be used: properties must be an object"):
         FACTORY.compile(StructuredOutput("json_schema", '{"properties": 3}'))
 
 
 def chain(length: int) -> dict[str, Any]:
-    definitions: dict[str, Any] = {f"a{n}": {"allOf": [ref(f"a{n + 1}"), props(f"p{n}")]} for n in range(length)}
+    definitions: dict[str, Any] = {
+        f"a{n}": {"allOf": [ref(f"a{n + 1}"), props(f"p{n}")]} for n in range(length)
+    }
     return ref("a0", **{"$defs": {**definitions, f"a{length}": props("last")}})
 
 

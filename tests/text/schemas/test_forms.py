@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
+from orca_jax.values.errors import RequestError
 from tests.text.schemas.answers import compiled, faults, read
 
 FOLDER = Path(__file__).with_name("forms")
-FILES = {name: json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in ("pydantic", "zod")}
+FILES = {
+    name: json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for name in ("pydantic", "zod")
+}
 FORMS: list[dict[str, Any]] = [form for file in FILES.values() for form in file["forms"]]
 
 
@@ -33,7 +36,13 @@ def test_most_forms_are_enforced_and_almost_all_are_taken() -> None:
     for form in FORMS:
         counts[outcome(form["schema"])] += 1
     print(counts)
-    assert len(FORMS) >= 110 and {form["source"] for form in FORMS} >= {"pydantic", "zod", "openai", "anthropic", "ai"}
+    assert len(FORMS) >= 110 and {form["source"] for form in FORMS} >= {
+        "pydantic",
+        "zod",
+        "openai",
+        "anthropic",
+        "ai",
+    }
     assert counts["enforced"] + counts["annotations"] >= 0.85 * len(FORMS)
     assert counts["refused"] <= 0.1 * len(FORMS)
 
@@ -41,7 +50,11 @@ def test_most_forms_are_enforced_and_almost_all_are_taken() -> None:
 def test_forms_that_sdks_send_with_strict_are_enforced() -> None:
     strict = [form for form in FORMS if form.get("strict")]
     assert len(strict) > 20
-    assert [form["name"] for form in strict if outcome(form["schema"]) not in ("enforced", "annotations")] == []
+    assert [
+        form["name"]
+        for form in strict
+        if outcome(form["schema"]) not in ("enforced", "annotations")
+    ] == []
 
 
 @pytest.mark.slow

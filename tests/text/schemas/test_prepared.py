@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
 from orca_jax.text.schemas.keywords import PLAIN_PATTERNS, WrongSchemaError
 from orca_jax.text.schemas.prepared import prepared
+from orca_jax.values.errors import RequestError
 from tests.text.schemas.answers import END, compiled
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
@@ -26,7 +26,11 @@ def takes(schema: dict[str, Any], text: str) -> bool:
 
 
 def kind(constant: str, /, **fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {"kind": {"const": constant}, **fields}, "required": ["kind"]}
+    return {
+        "type": "object",
+        "properties": {"kind": {"const": constant}, **fields},
+        "required": ["kind"],
+    }
 
 
 def ref(name: str) -> dict[str, Any]:
@@ -34,7 +38,12 @@ def ref(name: str) -> dict[str, Any]:
 
 
 CAT, DOG = kind("cat", lives={"type": "integer"}), kind("dog", name=STRING)
-PETS = {"Cat": CAT, "Dog": DOG, "Leaf": kind("leaf"), "Tree": kind("tree", left=ref("Any"), right=ref("Any"))}
+PETS = {
+    "Cat": CAT,
+    "Dog": DOG,
+    "Leaf": kind("leaf"),
+    "Tree": kind("tree", left=ref("Any"), right=ref("Any")),
+}
 PETS["Any"] = {"oneOf": [ref("Leaf"), ref("Tree")]}
 
 # schema, texts that match, texts that do not; all of it is enforced
@@ -157,7 +166,10 @@ def test_what_is_left_out_is_named(schema: dict[str, Any], path: str) -> None:
 
 def test_unknown_formats_and_keywords_are_annotations() -> None:
     schema = {
-        "properties": {"a": {"type": "string", "format": "color"}, "b": {"type": "string", "format": "date"}},
+        "properties": {
+            "a": {"type": "string", "format": "color"},
+            "b": {"type": "string", "format": "date"},
+        },
         "unit": 1,
     }
     found = prepared(schema)

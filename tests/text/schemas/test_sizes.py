@@ -3,20 +3,23 @@
 import json
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orca_jax.errors import RequestError
 from orca_jax.text.schemas.keywords import WrongSchemaError
 from orca_jax.text.schemas.prepared import MAX_SCHEMA, prepared
 from orca_jax.text.schemas.references import MAX_DEPTH
+from orca_jax.values.errors import RequestError
 from tests.text.schemas.answers import compiled
 from tests.text.schemas.test_prepared import NUMBER, kind, ref
 
 
 def chain(length: int, is_circle: bool = False) -> dict[str, Any]:
-    definitions = {f"a{n}": {"type": "object", "properties": {"x": ref(f"a{n + 1}")}} for n in range(length)}
+    definitions = {
+        f"a{n}": {"type": "object", "properties": {"x": ref(f"a{n + 1}")}} for n in range(length)
+    }
     return {**ref("a0"), "$defs": {**definitions, f"a{length}": ref("a0") if is_circle else NUMBER}}
 
 
@@ -32,7 +35,11 @@ def test_chains_of_references_do_not_end_the_process(is_circle: bool) -> None:
 
 
 def names(count: int, **fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: fields for name in listed(count)}, "required": listed(count)}
+    return {
+        "type": "object",
+        "properties": {name: fields for name in listed(count)},
+        "required": listed(count),
+    }
 
 
 def listed(count: int) -> list[str]:
@@ -69,7 +76,8 @@ CHEAP = ("descriptions", "circle", "unions of unions", "enumeration", "optional"
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+    "name",
+    [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in LARGE],
 )
 def test_schemas_of_up_to_a_megabyte_are_fast_or_refused(name: str) -> None:
     schema = LARGE[name]()
@@ -80,3 +88,43 @@ def test_schemas_of_up_to_a_megabyte_are_fast_or_refused(name: str) -> None:
     except (RequestError, WrongSchemaError) as error:
         assert len(str(error)) < 700
     assert time.process_time() - start < 4, "seconds of processors"
+
+
+def test_values_of_a_union_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A union of 230 enums, 31 KiB, wrote both enums of each pair: 5.7 s."""
+    written: list[object] = []
+
+    def dumps(value: object, **options: Any) -> str:
+        written.append(value)
+        return json.dumps(value, **options)
+
+    monkeypatch.setattr("orca_jax.text.schemas.unions.json", SimpleNamespace(dumps=dumps))
+    schema = {"oneOf": [{"enum": [0, *(f"{i}-{j}" for j in range(20))]} for i in range(230)]}
+    found = prepared(schema)
+    assert list(found.left_out) == ["oneOf"]
+    assert len(written) <= 2 * 230 * 21  # of the closed schema and of the given one
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        ({"type": "integer", "multipleOf": 2**31 - 1}, ["multipleOf"]),  # hours, for 40 characters
+        ({"type": ["integer", "string"], "multipleOf": 1_000_003}, ["multipleOf"]),  # 5 s
+        (
+            {"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+            ["allOf.1.multipleOf"],
+        ),
+        (
+            {"type": "object", "properties": {f"p{n}": {"multipleOf": 999} for n in range(102)}},
+            ["properties.p100.multipleOf", "properties.p101.multipleOf"],
+        ),
+        ({"type": "integer", "multipleOf": 1_000_000}, []),  # six zeros at the end
+        ({"type": "number", "multipleOf": 0.01}, []),
+        ({"type": "integer", "multipleOf": 86_400}, []),
+    ],
+)
+def test_large_multiples_are_left_out(schema: dict[str, Any], left_out: list[str]) -> None:
+    """The library makes a state for each remainder, and multiplies those that meet."""
+    found = prepared(schema)
+    assert list(found.left_out) == left_out
+    assert all("multiples" in reason for reason in found.left_out.values())

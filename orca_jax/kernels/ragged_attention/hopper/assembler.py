@@ -1,4 +1,4 @@
-"""The assembler that turns PTX into programs for the card, and its versions that miscompile the Hopper kernels."""
+"""The assembler of PTX: its path, and the versions with which the Hopper kernels are wrong."""
 
 import re
 import shutil
@@ -51,11 +51,15 @@ def ptxas_version() -> tuple[int, ...] | None:
     if path is None:
         return None
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=_SECONDS).stdout
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=True, timeout=_SECONDS
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     found = _VERSION.search(told)
-    return None if found is None else tuple(map(int, found.groups()))
+    if found is None:
+        return None
+    return tuple(map(int, found.groups()))
 
 
 def find_ptxas() -> str | None:
@@ -63,7 +67,9 @@ def find_ptxas() -> str | None:
     # JAX's path is the text "None" if its package is there without an assembler.
     root = getattr(import_module("jax._src.lib"), "cuda_path", None)
     for folder in (root, None, SYSTEM):
-        if found := shutil.which("ptxas", path=None if folder is None else str(Path(folder) / "bin")):
+        if found := shutil.which(
+            "ptxas", path=None if folder is None else str(Path(folder) / "bin")
+        ):
             return found
     return None
 

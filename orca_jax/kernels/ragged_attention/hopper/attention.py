@@ -46,7 +46,7 @@ HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 
-def ragged_attention_gpu(
+def attend(
     q: Float[Array, "T H D"],
     pages: KVPages,
     requests: RowArrays,
@@ -67,7 +67,9 @@ def ragged_attention_gpu(
     if (reason := refusal(q, pages)) or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     gpu_plan.refuse_traced(scores, "gpu")
-    return _ragged(q, pages, requests, scores, multiprocessors or gpu_plan.multiprocessors_here(), interpret)
+    return _ragged(
+        q, pages, requests, scores, multiprocessors or gpu_plan.multiprocessors_here(), interpret
+    )
 
 
 @partial(jax.jit, static_argnums=(4, 5))
@@ -80,7 +82,8 @@ def _ragged(
     interpret: Any,
 ) -> Float[Array, "T H D"]:
     page_table, _, query_len, context_len = requests
-    dtype, q = q.dtype, q.astype(jnp.bfloat16)
+    dtype = q.dtype
+    q = q.astype(jnp.bfloat16)
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = num_kv_heads(pages, head_dim)
     shape = HopperShape(
@@ -94,7 +97,8 @@ def _ragged(
     )
     # Without the barrier XLA may pass a slice of another array as an argument, and keep the call out of the CUDA graph.
     page_table = lax.optimization_barrier(page_table)
-    rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
+    # increments are the first rows, and their queries the first tokens
+    rows = min(num_tokens, page_table.shape[0])
     pieces = cut_contexts(
         query_len[:rows],
         context_len[:rows],
@@ -113,7 +117,9 @@ def _ragged(
     )
     num_used = query_len.sum(dtype=jnp.int32)
     sinks = sinks_of_tiles(shape, scores.sinks)
-    out = attend_chunks(shape, q, pages.kv, page_table, tiles, increments, num_used, sinks, grid=multiprocessors)
+    out = attend_chunks(
+        shape, q, pages.kv, page_table, tiles, increments, num_used, sinks, grid=multiprocessors
+    )
     return out.astype(dtype)
 
 
@@ -136,7 +142,3 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
 def refusal_of_device(device: jax.Device) -> str | None:
     """The reason why the kernels must not run on this device, or None if they can."""
     return refusal_of_assembler()
-
-
-attend = ragged_attention_gpu
-"""The name that the table of backends expects."""

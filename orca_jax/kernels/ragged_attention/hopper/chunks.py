@@ -102,7 +102,8 @@ class _ChunkBlock:
 
     def own_share(self, items: jax.Array | int) -> tuple[jax.Array, int, jax.Array]:
         """First index, step and number of the `items` assigned to this consumer."""
-        first, step = lax.axis_index("block") + lax.axis_index("warpgroup") * self.grid, self.grid * _CONSUMERS
+        first = lax.axis_index("block") + lax.axis_index("warpgroup") * self.grid
+        step = self.grid * _CONSUMERS
         return first, step, lax.div(items - first + (step - 1), step)
 
     def combine_increments(self) -> None:
@@ -134,7 +135,8 @@ class _ChunkBlock:
 
     def item(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Tile and query head of an item; the last tile comes first."""
-        item, num_heads = lax.axis_index("block") + index * self.grid, self.q.shape[1]
+        item = lax.axis_index("block") + index * self.grid
+        num_heads = self.q.shape[1]
         return self.counts[0] - 1 - lax.div(item, num_heads), lax.rem(item, num_heads)
 
     def take_turns(self) -> None:
@@ -151,14 +153,19 @@ class _ChunkBlock:
             size = min(ROWS, self.q.shape[0])
             for i in range(_CONSUMERS):
                 box = self.q.at[pl.ds(query + i * ROWS, size), head]
-                plgpu.copy_gmem_to_smem(box, self.q_raw.at[pl.ds(i * ROWS, size)], self.pipeline.q_ready.at[i])
+                plgpu.copy_gmem_to_smem(
+                    box, self.q_raw.at[pl.ds(i * ROWS, size)], self.pipeline.q_ready.at[i]
+                )
 
         item = row, lax.div(head, self.shape.groups), first, position + number
-        return produce(self.shape, self.pipeline, (self.kv, self.table), item, fetch_q, index == 0, step)
+        return produce(
+            self.shape, self.pipeline, (self.kv, self.table), item, fetch_q, index == 0, step
+        )
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
         """Process the 64 queries of an item that belong to this warpgroup."""
-        shape, mine = self.shape, lax.axis_index("warpgroup")
+        shape = self.shape
+        mine = lax.axis_index("warpgroup")
         tile, head = self.item(index)
         query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
         num_blocks = lax.div(position + number - first + (shape.block - 1), shape.block)
@@ -168,20 +175,27 @@ class _ChunkBlock:
         self.arrange_queries()
 
         def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
-            slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
+            slot = lax.rem(step + i, shape.stages)
+            token = first + i * shape.block
             return self.multiply(slot, token, own_first, seen if is_masked else None, state)
 
         # Blocks that end before the first query need no mask if all of their slots are written.
         known = jnp.minimum(own_first + 1, context)
-        open_blocks = lax.div(known - first, shape.block) if shape.scores.sliding_window is None else jnp.int32(0)
+        open_blocks = (
+            lax.div(known - first, shape.block)
+            if shape.scores.sliding_window is None
+            else jnp.int32(0)
+        )
         open_blocks = jnp.minimum(open_blocks, num_blocks)
         pl.when(mine == 1)(self.take_turns)
         state = empty_softmax(shape)
         state = lax.fori_loop(0, open_blocks, partial(block, is_masked=False), state)
         state = lax.fori_loop(open_blocks, num_blocks, partial(block, is_masked=True), state)
         pl.when(mine == 0)(self.take_turns)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy of the item before may still read this memory
-        own_out, denominator = self.own_out, state.denominator
+        # the copy of the item before may still read this memory
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        own_out = self.own_out
+        denominator = state.denominator
         for sinks in self.sinks:
             denominator = denominator + jnp.exp2(sinks[row_of_head(shape, head)] - state.top)
         own_out[...] = (state.values / across(denominator, state.values)).astype(jnp.bfloat16)
@@ -214,7 +228,9 @@ class _ChunkBlock:
 
         It is masked if `seen` is given: the first token that a query of the tile sees, None for all, and the context.
         """
-        shape, pipeline, mine = self.shape, self.pipeline, lax.axis_index("warpgroup")
+        shape = self.shape
+        pipeline = self.pipeline
+        mine = lax.axis_index("warpgroup")
         v = pipeline.v.at[slot]
         plgpu.barrier_wait(pipeline.k_ready.at[slot])
         scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], pipeline.k.at[slot])
@@ -261,7 +277,8 @@ def attend_chunks(
 
     def chunks(*refs: Ref) -> None:
         last = 9 + len(sinks)  # of the inputs
-        work, pipeline = (*refs[:9], *refs[last : last + 5], refs[9:last]), Pipeline(*refs[last + 5 :])
+        work = (*refs[:9], *refs[last : last + 5], refs[9:last])
+        pipeline = Pipeline(*refs[last + 5 :])
         _ChunkBlock(shape, grid, pipeline, *work).run()
 
     scratch = [
@@ -275,7 +292,9 @@ def attend_chunks(
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
     counts = jnp.stack([tiles.total[0], num_used])
     pieces, (values, mass) = increments[1], increments[0]
-    return launch(q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number, *sinks)[0]
+    return launch(
+        q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number, *sinks
+    )[0]
 
 
 def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:

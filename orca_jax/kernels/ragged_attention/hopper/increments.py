@@ -72,7 +72,8 @@ class Partial(NamedTuple):
     """
 
     values: Float[Array, "M D"]  # normalised
-    mass: Float[Array, " M"]  # log-sum-exp, in bits; close to `MASKED` for a consumer without a block
+    # log-sum-exp, in bits; close to `MASKED` for a consumer without a block
+    mass: Float[Array, " M"]
 
 
 def padded_groups(shape: HopperShape) -> int:
@@ -103,8 +104,10 @@ def sinks_of_tiles(shape: HopperShape, sinks: Float[Array, " H"] | None) -> list
 
 def row_of_head(shape: HopperShape, head: Int[Array, ""]) -> Int[Array, ""]:
     """The row of a query head in tiles of 64."""
-    own, group = lax.div(head, shape.groups), lax.rem(head, shape.groups)
-    tile, place = lax.div(own, heads_in_tile(shape)), lax.rem(own, heads_in_tile(shape))
+    own = lax.div(head, shape.groups)
+    group = lax.rem(head, shape.groups)
+    tile = lax.div(own, heads_in_tile(shape))
+    place = lax.rem(own, heads_in_tile(shape))
     return tile * ROWS + place * padded_groups(shape) + group
 
 
@@ -156,18 +159,25 @@ class _IncrementBlock:
             groups = self.shape.groups
             box = self.q.at[row, pl.ds(head * groups, groups)]
             for i in range(CONSUMERS):
-                plgpu.copy_gmem_to_smem(box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.pipeline.q_ready.at[i])
+                plgpu.copy_gmem_to_smem(
+                    box, self.q_smem.at[pl.ds(i * ROWS, groups)], self.pipeline.q_ready.at[i]
+                )
 
         pages = self.kv, self.table
-        return produce(self.shape, self.pipeline, pages, (row, head, first, end), fetch_q, index == 0, step)
+        return produce(
+            self.shape, self.pipeline, pages, (row, head, first, end), fetch_q, index == 0, step
+        )
 
     def consume(self, index: jax.Array, step: jax.Array) -> jax.Array:
         """Process every second block of an item: those in the slots of this warpgroup."""
-        shape, mine = self.shape, lax.axis_index("warpgroup")
+        shape = self.shape
+        mine = lax.axis_index("warpgroup")
         piece, head = self.item(index)
         first, end, low = (self.fields[i, piece] for i in range(1, 4))
         plgpu.barrier_wait(self.pipeline.q_ready.at[mine])
-        q = plgpu.load(self.q_smem.at[pl.ds(mine * ROWS, ROWS)], layout=plgpu.Layout.WGMMA, optimized=False)
+        q = plgpu.load(
+            self.q_smem.at[pl.ds(mine * ROWS, ROWS)], layout=plgpu.Layout.WGMMA, optimized=False
+        )
         plgpu.barrier_arrive(self.pipeline.q_free)
         own_first = lax.rem(step + mine, CONSUMERS)
 
@@ -180,7 +190,11 @@ class _IncrementBlock:
             return lax.div(blocks - own_first + (CONSUMERS - 1), CONSUMERS)
 
         num_blocks = lax.div(end - first + (shape.block - 1), shape.block)
-        full = own(lax.div(end - first, shape.block)) if shape.scores.sliding_window is None else jnp.int32(0)
+        full = (
+            own(lax.div(end - first, shape.block))
+            if shape.scores.sliding_window is None
+            else jnp.int32(0)
+        )
         state = lax.fori_loop(0, full, partial(block, is_masked=False), empty_softmax(shape))
         state = lax.fori_loop(full, own(num_blocks), partial(block, is_masked=True), state)
         self.write(piece, head, state)
@@ -198,7 +212,8 @@ class _IncrementBlock:
         `visible` is None if nothing is masked. Otherwise it holds the first token of the block, the first token
         visible to the query, and the end of the visible tokens.
         """
-        shape, pipeline = self.shape, self.pipeline
+        shape = self.shape
+        pipeline = self.pipeline
         plgpu.barrier_wait(pipeline.k_ready.at[slot])
         scores = scores_of(shape, q, pipeline.k.at[slot])
         plgpu.barrier_arrive(pipeline.k_free.at[slot])
@@ -221,17 +236,20 @@ class _IncrementBlock:
 
     def write(self, piece: jax.Array, head: jax.Array, state: HopperSoftmax) -> None:
         """Write this consumer's part of an item; without a block, the part is zeros with almost no mass."""
-        mine, padded = lax.axis_index("warpgroup"), padded_groups(self.shape)
+        mine = lax.axis_index("warpgroup")
+        padded = padded_groups(self.shape)
         denominator = jnp.maximum(state.denominator, _SMALL)
         out, mass = (smem.at[pl.ds(mine * ROWS, ROWS)] for smem in (self.out_smem, self.mass_smem))
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy of the item before may still read this memory
+        # the copy of the item before may still read this memory
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         out[...] = state.values / across(denominator, state.values)
         mass[...] = state.top + jnp.log2(denominator)
         plgpu.commit_smem()
         start = (piece * CONSUMERS + mine) * part_rows(self.shape) + head * padded
         for source, result in ((self.out_smem, self.out), (self.mass_smem, self.mass)):
             plgpu.copy_smem_to_gmem(
-                source.at[pl.ds(mine * ROWS, padded)], result.at[pl.ds(pl.multiple_of(start, 4), padded)]
+                source.at[pl.ds(mine * ROWS, padded)],
+                result.at[pl.ds(pl.multiple_of(start, 4), padded)],
             )
 
 
@@ -249,7 +267,9 @@ def attend_pieces(
     def increments(*refs: Ref) -> None:
         _IncrementBlock(shape, grid, Pipeline(*refs[10:]), *refs[:10]).run()
 
-    assert shape.stages % CONSUMERS == 0, "each slot belongs to one consumer, which processes all blocks in it"
+    assert shape.stages % CONSUMERS == 0, (
+        "each slot belongs to one consumer, which processes all blocks in it"
+    )
     rows = pieces.fields.shape[1] * CONSUMERS * part_rows(shape) + ROWS
     results = (
         jax.ShapeDtypeStruct((rows, shape.head_dim), jnp.float32),
@@ -298,16 +318,21 @@ class Combiner:
 
     def combine(self, item: jax.Array) -> None:
         """Combine one tile of one row."""
-        row, tile = lax.div(item, self._tiles), lax.rem(item, self._tiles)
+        row = lax.div(item, self._tiles)
+        tile = lax.rem(item, self._tiles)
 
         @pl.when(self.number[row] > 0)
         def _any() -> None:
             parts = self.number[row] * CONSUMERS
-            state = lax.fori_loop(0, parts, partial(self._add, row, tile), empty_softmax(self.shape))
+            state = lax.fori_loop(
+                0, parts, partial(self._add, row, tile), empty_softmax(self.shape)
+            )
             denominator = state.denominator
             for sinks in self.sinks:
                 mine = pl.ds(pl.multiple_of(tile * ROWS, ROWS), ROWS)
-                sink = plgpu.load(sinks.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+                sink = plgpu.load(
+                    sinks.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False
+                )
                 denominator = denominator + jnp.exp2(sink - state.top)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             self.smem[...] = (state.values / across(denominator, state.values)).astype(jnp.bfloat16)
@@ -316,14 +341,18 @@ class Combiner:
                 head = tile * heads_in_tile(self.shape) + place
                 pl.when(head < self.shape.num_kv_heads)(partial(self._write, row, head, place))
 
-    def _add(self, row: jax.Array, tile: jax.Array, index: jax.Array, state: HopperSoftmax) -> HopperSoftmax:
+    def _add(
+        self, row: jax.Array, tile: jax.Array, index: jax.Array, state: HopperSoftmax
+    ) -> HopperSoftmax:
         """Add one consumer's part of a piece."""
-        part, size = self.begin[row] * CONSUMERS + index, heads_in_tile(self.shape) * padded_groups(self.shape)
+        part = self.begin[row] * CONSUMERS + index
+        size = heads_in_tile(self.shape) * padded_groups(self.shape)
         mine = pl.ds(pl.multiple_of(part * part_rows(self.shape) + tile * size, 4), ROWS)
         mass = plgpu.load(self.mass.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         values = plgpu.load(self.values.at[mine], layout=plgpu.Layout.WGMMA, optimized=False)
         top = jnp.maximum(state.top, mass)
-        shrink, weight = jnp.exp2(state.top - top), jnp.exp2(mass - top)
+        shrink = jnp.exp2(state.top - top)
+        weight = jnp.exp2(mass - top)
         values = state.values * across(shrink, values) + values * across(weight, values)
         return HopperSoftmax(top, state.denominator * shrink + weight, values)
 

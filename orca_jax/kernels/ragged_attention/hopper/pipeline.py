@@ -97,7 +97,16 @@ def pipeline_scratch(shape: HopperShape, consumers: int, *, sharing: int) -> lis
     freed = plgpu.Barrier(num_arrivals=sharing, num_barriers=shape.stages)
     buffer = shape.smem(shape.stages, shape.block, shape.head_dim)
     q_ready = plgpu.Barrier(num_barriers=consumers)
-    return [buffer, buffer, copies, copies, freed, freed, q_ready, plgpu.Barrier(num_arrivals=consumers)]
+    return [
+        buffer,
+        buffer,
+        copies,
+        copies,
+        freed,
+        freed,
+        q_ready,
+        plgpu.Barrier(num_arrivals=consumers),
+    ]
 
 
 def produce(
@@ -140,7 +149,10 @@ def produce(
         # There may be no page past the context: the last page is fetched again and masked.
         ids = [table[row, jnp.minimum(page + i, last_page)] for i in range(shape.pages_per_block)]
         for part, (buffer, ready, free) in enumerate(
-            ((pipeline.k, pipeline.k_ready, pipeline.k_free), (pipeline.v, pipeline.v_ready, pipeline.v_free))
+            (
+                (pipeline.k, pipeline.k_ready, pipeline.k_free),
+                (pipeline.v, pipeline.v_ready, pipeline.v_free),
+            )
         ):
 
             @pl.when(step >= shape.stages)
@@ -199,7 +211,9 @@ def scores_of(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "6
         q: [64, D], in shared memory or registers.
         k: [C, D].
     """
-    scores, scale, cap = _multiply_queries(shape, q, k), shape.scores.scale, shape.scores.soft_cap
+    scores = _multiply_queries(shape, q, k)
+    scale = shape.scores.scale
+    cap = shape.scores.soft_cap
     if cap is None:
         return scores * (scale * _LOG2E)
     # By `approx_math` this is the instruction tanh.approx, exact to 2**-11 of the cap: 0.02 of a score at a cap of 50.
@@ -216,11 +230,15 @@ def _multiply_queries(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[A
         plgpu.wgmma(accumulator, q, k.transpose((1, 0)))
         return accumulator[...]
 
-    scores: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, shape.block), jnp.float32))
+    scores: jax.Array = pl.run_scoped(
+        multiply, plgpu.WGMMAAccumulatorRef((ROWS, shape.block), jnp.float32)
+    )
     return scores
 
 
-def add_values(shape: HopperShape, state: HopperSoftmax, weights: Float[Array, "64 C"], v: Ref) -> HopperSoftmax:
+def add_values(
+    shape: HopperShape, state: HopperSoftmax, weights: Float[Array, "64 C"], v: Ref
+) -> HopperSoftmax:
     """Add `weights @ v` to the values of the state. The wgmma accumulates in the registers that hold them."""
     if shape.interpret is not None:  # the simulator has no wgmma with a factor in registers
         added = jnp.dot(weights, v[...], preferred_element_type=jnp.float32)
@@ -234,7 +252,9 @@ def iota(shape: HopperShape, axis: int) -> Int[Array, "64 C"]:
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.block), axis, layout=plgpu.Layout.WGMMA)
 
 
-def add_weights(state: HopperSoftmax, scores: Float[Array, "64 C"]) -> tuple[HopperSoftmax, Float[Array, "64 C"]]:
+def add_weights(
+    state: HopperSoftmax, scores: Float[Array, "64 C"]
+) -> tuple[HopperSoftmax, Float[Array, "64 C"]]:
     """Add the weights of a block to the denominator and rescale the values. Returns the state and the bf16 weights."""
     top = jnp.maximum(state.top, scores.max(axis=1))
     weights = jnp.exp2(scores - across(top, scores))
@@ -248,7 +268,9 @@ def silence(shape: HopperShape, v: Ref, begin: jax.Array | None, end: jax.Array)
     """Overwrite V of slots before `begin` and from `end` on with zeros: NaN times a weight of zero is NaN."""
     for start in range(0, shape.block, ROWS):
         place = v.at[pl.ds(start, ROWS)]
-        tokens = plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.head_dim), 0, layout=plgpu.Layout.WGMMA)
+        tokens = plgpu.broadcasted_iota(
+            jnp.int32, (ROWS, shape.head_dim), 0, layout=plgpu.Layout.WGMMA
+        )
         values = plgpu.load(place, layout=plgpu.Layout.WGMMA, optimized=False)
         is_seen = tokens + start < end
         if begin is not None:

@@ -25,20 +25,32 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, lack_of_tiles, num_kv_heads, slots
+from orca_jax.kernels.kv_pages import (
+    KVPages,
+    RowArrays,
+    TokenMajorPages,
+    lack_of_tiles,
+    num_kv_heads,
+    slots,
+)
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.tpu.increments import attend_increments
-from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, chunk_block, plan_attention
+from orca_jax.kernels.ragged_attention.tpu.plan import (
+    Prepared,
+    blocks_for,
+    chunk_block,
+    plan_attention,
+)
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 
 _LOG2E = math.log2(math.e)
 
 
-def ragged_attention_tpu(
+def attend(
     q: Float[Array, "T H D"],
     pages: KVPages,
     requests: RowArrays,
@@ -132,7 +144,9 @@ class _AttentionCall:
         blocks: BlockSizes,
         interpret: Any,
     ) -> None:
-        self.prepared, self.blocks, self.num_tokens = prepared, blocks, q.shape[0]
+        self.prepared = prepared
+        self.blocks = blocks
+        self.num_tokens = q.shape[0]
         is_exact = q.dtype == jnp.float32 and pages.dtype == jnp.float32
         kv_heads = num_kv_heads(pages, q.shape[2])
         self.shape = TpuShape(
@@ -155,8 +169,14 @@ class _AttentionCall:
         factor = scores.scale if scores.soft_cap is not None else scores.scale * _LOG2E
         self.q = (q.astype(jnp.float32) * factor).astype(self.shape.compute_dtype)
         self.sinks = None if scores.sinks is None else scores.sinks.astype(jnp.float32) * _LOG2E
-        window = jnp.asarray(NO_WINDOW if scores.window is None else scores.window, jnp.int32).reshape(1)
-        self.options: dict[str, Any] = {"window": window, "out_dtype": q.dtype, "interpret": interpret}
+        window = jnp.asarray(
+            NO_WINDOW if scores.window is None else scores.window, jnp.int32
+        ).reshape(1)
+        self.options: dict[str, Any] = {
+            "window": window,
+            "out_dtype": q.dtype,
+            "interpret": interpret,
+        }
 
     def increments(
         self, pages: TokenMajorPages, new: Float[Array, "T W"] | None
@@ -177,18 +197,27 @@ class _AttentionCall:
         if self.num_tokens == 1:
             return None
         shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
-        attend = partial(attend_chunks, shape, self.q, pages, self.prepared, self.sinks, **self.options)
-        return lax.cond(self.prepared.has_chunks, attend, lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]))
+        attend = partial(
+            attend_chunks, shape, self.q, pages, self.prepared, self.sinks, **self.options
+        )
+        return lax.cond(
+            self.prepared.has_chunks,
+            attend,
+            lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]),
+        )
 
-    def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:
+    def merged(
+        self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None
+    ) -> Float[Array, "T H D"]:
         """Outputs of all tokens, with zeros for padding."""
         token = jnp.arange(self.num_tokens)[:, None, None]
-        out = increments if chunks is None else jnp.where(token < self.prepared.num_increments, increments, chunks)
+        out = increments
+        if chunks is not None:
+            out = jnp.where(token < self.prepared.num_increments, increments, chunks)
         # Blocks without a request are not visited: their outputs are undefined memory.
         return jnp.where(token < self.prepared.num_used, out, jnp.zeros_like(out))
 
 
-attend = ragged_attention_tpu
 """The name in the contract of backends, like `prepare` and `write_and_attend`."""
 
 

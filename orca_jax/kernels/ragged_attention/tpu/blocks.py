@@ -11,12 +11,15 @@ TABLE = Path(__file__).with_name("blocks.json")
 """A JSON list of objects with the fields of `Heads` and `BlockSizes`; `tune.py` writes it."""
 
 MOST_FETCH_PAGES = 128  # the length of a page list
-_FETCH_BYTES = 4 << 20  # of one of two buffers; this transfer takes 5 us on v5e, many times its latency
+# of one of two buffers; this transfer takes 5 us on v5e, many times its latency
+_FETCH_BYTES = 4 << 20
 _FETCH_TOKENS = 2048
 _COMPUTE_TOKENS = 256
-_WHOLE_TOKENS = 1024  # more tokens need fewer maxima across lanes; scores of 512 x 1024 float32 take 2 MiB
+# more tokens need fewer maxima across lanes; scores of 512 x 1024 float32 take 2 MiB
+_WHOLE_TOKENS = 1024
 _QUERY_ROWS = 512  # of one KV head; enough to hide the latency of a matrix unit
-_SUM_ELEMENTS = 1 << 20  # of all heads: 4 MiB of weighted values; the arrays beside them take as much again
+# of all heads: 4 MiB of weighted values; the arrays beside them take as much again
+_SUM_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def rule(heads: Heads) -> BlockSizes:
     fetch = 1
     while 2 * fetch <= MOST_FETCH_PAGES and _fits(2 * fetch * heads.page_size, slot):
         fetch *= 2
-    compute, whole = (min(fetch, max(1, n // heads.page_size)) for n in (_COMPUTE_TOKENS, _WHOLE_TOKENS))
+    compute, whole = (
+        min(fetch, max(1, n // heads.page_size)) for n in (_COMPUTE_TOKENS, _WHOLE_TOKENS)
+    )
     lanes = heads.num_kv_heads * heads.groups * 2 * heads.head_dim
     most = min(128, _QUERY_ROWS // heads.groups, _SUM_ELEMENTS // lanes)
     return BlockSizes(8, max(16, most // 16 * 16), fetch, compute, whole)
@@ -61,17 +66,19 @@ def rule(heads: Heads) -> BlockSizes:
 
 def read_table(text: str) -> dict[Heads, BlockSizes]:
     """Parse the data file."""
-    return {
-        Heads(**{name: entry[name] for name in Heads.__dataclass_fields__}): BlockSizes(
-            **{name: entry[name] for name in BlockSizes.__dataclass_fields__}
-        )
-        for entry in json.loads(text)
-    }
+    table: dict[Heads, BlockSizes] = {}
+    for entry in json.loads(text):
+        heads = Heads(**{name: entry[name] for name in Heads.__dataclass_fields__})
+        sizes = {name: entry[name] for name in BlockSizes.__dataclass_fields__}
+        table[heads] = BlockSizes(**sizes)
+    return table
 
 
 def write_table(table: Mapping[Heads, BlockSizes]) -> str:
     """Render the data file, with one entry per line."""
-    lines: Iterable[dict[str, Any]] = ({**asdict(heads), **asdict(blocks)} for heads, blocks in table.items())
+    lines: Iterable[dict[str, Any]] = (
+        {**asdict(heads), **asdict(blocks)} for heads, blocks in table.items()
+    )
     return "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
 
 

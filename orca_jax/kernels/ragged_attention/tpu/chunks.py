@@ -51,18 +51,25 @@ def attend_chunks(
         options: other arguments of `launch`.
     """
     queries = _by_head(shape, q)
-    queries = jnp.pad(queries, ((0, 0), (0, -queries.shape[1] % (shape.query_block * shape.groups)), (0, 0)))
+    queries = jnp.pad(
+        queries, ((0, 0), (0, -queries.shape[1] % (shape.query_block * shape.groups)), (0, 0))
+    )
     if sinks is not None:  # whole registers of them
         repeats = SUBLANES // math.gcd(shape.groups, SUBLANES)
         tiles = jnp.tile(sinks.reshape(shape.num_kv_heads, shape.groups), (1, repeats))
         options["sinks"] = jnp.broadcast_to(tiles[..., None], (*tiles.shape, LANES))
-    out, _ = launch(_kernel, "chunks", shape, prepared.chunks, queries, pages, prepared, axis=1, **options)
+    out, _ = launch(
+        _kernel, "chunks", shape, prepared.chunks, queries, pages, prepared, axis=1, **options
+    )
     return _by_token(shape, out)[: q.shape[0]]
 
 
 def _kernel(refs: Refs) -> None:
     refs.softmax.clear()
-    walk(refs, _Chunks(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block))
+    walk(
+        refs,
+        _Chunks(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
+    )
     refs.out[...] = refs.softmax.result().astype(refs.out.dtype)
 
 
@@ -74,20 +81,27 @@ class _Chunks(Kernel):
     begin_of_block: jax.Array
 
     def visit(self, step: Step, buffer: jax.Array) -> None:
-        pages, shape = self.refs.pages, self.refs.pages.shape
-        small, large = shape.compute_tokens, shape.whole_pages * shape.page_size
-        first_whole, end_whole = (jnp.clip(x, 0, shape.fetch_tokens) for x in self._seen_by_all(step))
+        pages = self.refs.pages
+        shape = self.refs.pages.shape
+        small = shape.compute_tokens
+        large = shape.whole_pages * shape.page_size
+        first_whole, end_whole = (
+            jnp.clip(x, 0, shape.fetch_tokens) for x in self._seen_by_all(step)
+        )
         first_large = pl.cdiv(first_whole, large)
         end_large = jnp.maximum(end_whole // large, first_large)
         lax.fori_loop(
             first_large,
             end_large,
-            lambda index, _: self._add(part_of(pages, step, buffer, index, shape.whole_pages), None),
+            lambda index, _: self._add(
+                part_of(pages, step, buffer, index, shape.whole_pages), None
+            ),
             None,
         )
         # Then the small parts around these; there are some before them only if there is a window.
         lower, upper = self.refs.rows.tokens(step)
-        first, end = lower // small, pl.cdiv(upper, small)
+        first = lower // small
+        end = pl.cdiv(upper, small)
         before = jnp.maximum(jnp.minimum(first_large * (large // small), end) - first, 0)
         after = jnp.maximum(end_large * (large // small), first)
 
@@ -105,10 +119,12 @@ class _Chunks(Kernel):
         If the row is the only one in the block, the other queries do not matter: they are padding or increments.
         """
         block, row, fetch = step
-        rows, shape = self.refs.rows, self.refs.pages.shape
+        rows = self.refs.rows
+        shape = self.refs.pages.shape
         is_alone = rows.end_row[block] - rows.first_row[block] == 1
         first_query = self.begin_of_block - rows.start[row]
-        first = rows.context[row] - rows.length[row] - fetch * shape.fetch_tokens  # of the row's queries
+        # of the row's queries
+        first = rows.context[row] - rows.length[row] - fetch * shape.fetch_tokens
         end = jnp.where(is_alone, first + jnp.maximum(first_query, 0) + 1, 0)
         if not shape.has_window:
             return jnp.zeros_like(end), end
@@ -117,14 +133,18 @@ class _Chunks(Kernel):
 
     def _visible(self, step: Step, part: Part) -> jax.Array:
         """Mask of the tokens of a part visible to each query; queries of other rows see none."""
-        rows, row, shape = self.refs.rows, step[1], part.shape
+        rows = self.refs.rows
+        row = step[1]
+        shape = part.shape
         num_queries = self.refs.q.shape[1]
         query = lax.broadcasted_iota(jnp.int32, (num_queries, part.size), 0) // shape.groups
         index = self.begin_of_block - rows.start[row] + query
         last = rows.context[row] - rows.length[row] + index  # last position that a query sees
         key = part.positions(num_queries)
         visible = (index >= 0) & (index < rows.length[row]) & (key <= last)
-        return visible & (key > last - rows.window[0]) if shape.has_window else visible
+        if not shape.has_window:
+            return visible
+        return visible & (key > last - rows.window[0])
 
     def _add(self, part: Part, visible: jax.Array | None) -> None:
         """Add a part to the sums of all heads."""
@@ -138,12 +158,16 @@ class _Chunks(Kernel):
 
 def _by_head(shape: TpuShape, q: Float[Array, "T H D"]) -> Float[Array, "K TG X"]:
     """Lay out queries by KV head, with the G queries of a token adjacent."""
-    split = q.reshape(q.shape[0], shape.num_kv_heads, shape.groups, shape.head_dim).transpose(1, 0, 2, 3)
+    split = q.reshape(q.shape[0], shape.num_kv_heads, shape.groups, shape.head_dim).transpose(
+        1, 0, 2, 3
+    )
     padded = jnp.pad(split, ((0, 0), (0, 0), (0, 0), (0, shape.lanes - shape.head_dim)))
     return padded.reshape(shape.num_kv_heads, -1, shape.lanes)
 
 
 def _by_token(shape: TpuShape, out: Float[Array, "K TG X"]) -> Float[Array, "T H D"]:
     """Lay out outputs by token again."""
-    split = out[..., -shape.head_dim :].reshape(shape.num_kv_heads, -1, shape.groups, shape.head_dim)
+    split = out[..., -shape.head_dim :].reshape(
+        shape.num_kv_heads, -1, shape.groups, shape.head_dim
+    )
     return split.transpose(1, 0, 2, 3).reshape(split.shape[1], -1, shape.head_dim)

@@ -73,12 +73,27 @@ def attend_increments(
         by_head = jnp.pad(by_head, ((0, -shape.num_kv_heads % shape.bundle_heads), (0, 0)))
         bundles = by_head.reshape(-1, shape.bundle_heads * shape.groups)
         options["sinks"] = jnp.broadcast_to(bundles[..., None], (*bundles.shape, LANES))
-    out, pages = launch(_kernel, "increments", shape, prepared.increments, queries, pages, prepared, axis=0, **options)
+    out, pages = launch(
+        _kernel,
+        "increments",
+        shape,
+        prepared.increments,
+        queries,
+        pages,
+        prepared,
+        axis=0,
+        **options,
+    )
     return jnp.pad(_unbundle(shape, out)[:most], ((0, q.shape[0] - most), (0, 0), (0, 0))), pages
 
 
 def _kernel(refs: Refs) -> None:
-    walk(refs, _Increments(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block))
+    walk(
+        refs,
+        _Increments(
+            refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,9 @@ class _Increments(Kernel):
         self.refs.softmax.clear()
 
     def end_row(self, row: jax.Array) -> None:
-        self.refs.out[row - self.begin_of_block] = self.refs.softmax.result().astype(self.refs.out.dtype)
+        self.refs.out[row - self.begin_of_block] = self.refs.softmax.result().astype(
+            self.refs.out.dtype
+        )
 
     def visit(self, step: Step, buffer: jax.Array) -> None:
         pages = self.refs.pages
@@ -106,7 +123,9 @@ class _Increments(Kernel):
         def one(index: jax.Array, _: None) -> None:
             part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
             if part.shape.is_writing:
-                pl.when(part.end <= part.first + part.size)(lambda: self._insert(step, buffer, part))
+                pl.when(part.end <= part.first + part.size)(
+                    lambda: self._insert(step, buffer, part)
+                )
             part.clear_passed()
             self._add(step, part)
 
@@ -139,8 +158,11 @@ class _Increments(Kernel):
     def prepare(self, step: Step, buffer: jax.Array) -> None:
         if (writing := self.refs.writing) is None:
             return
-        shape, pages = self.refs.pages.shape, self.refs.pages
-        index = (self.refs.rows.context[step[1]] - 1) // shape.page_size - step[2] * shape.fetch_pages
+        shape = self.refs.pages.shape
+        pages = self.refs.pages
+        index = (self.refs.rows.context[step[1]] - 1) // shape.page_size - step[
+            2
+        ] * shape.fetch_pages
         is_here = index < shape.fetch_pages
         page = pages.page(step, jnp.minimum(index, shape.fetch_pages - 1), buffer)
         writing[buffer] = jnp.where(is_here, page, _NONE)
@@ -152,12 +174,16 @@ class _Increments(Kernel):
         @pl.when(writing[buffer] != _NONE)
         def wait() -> None:
             anywhere = pl.ds(0, self.refs.pages.shape.tile_tokens)
-            self._write(self.refs.pages.kv_buf.at[buffer, anywhere], jnp.int32(0), anywhere, buffer).wait()
+            self._write(
+                self.refs.pages.kv_buf.at[buffer, anywhere], jnp.int32(0), anywhere, buffer
+            ).wait()
             writing[buffer] = _NONE
 
     def _insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
         """Put the new token, the last of the part, into the fetched page, and start to write the tile around it."""
-        shape, new, writing = part.shape, self.refs.new, self.refs.writing
+        shape = part.shape
+        new = self.refs.new
+        writing = self.refs.writing
         assert new is not None
         assert writing is not None
         token = part.end - 1 - part.first
@@ -166,8 +192,12 @@ class _Increments(Kernel):
         old = tokens[...].astype(jnp.float32)
         is_new = lax.broadcasted_iota(jnp.int32, old.shape, 0) == token - first
         values = new[pl.ds(step[1] - self.begin_of_block, 1)]
-        tokens[...] = jnp.where(is_new, jnp.broadcast_to(values, old.shape), old).astype(tokens.dtype)
-        there = pl.ds(pl.multiple_of(lax.rem(first, shape.page_size), shape.tile_tokens), shape.tile_tokens)
+        tokens[...] = jnp.where(is_new, jnp.broadcast_to(values, old.shape), old).astype(
+            tokens.dtype
+        )
+        there = pl.ds(
+            pl.multiple_of(lax.rem(first, shape.page_size), shape.tile_tokens), shape.tile_tokens
+        )
         self._write(tokens, writing[buffer], there, buffer).start()
         if shape.has_window:
             # The tokens before the window are cleared next, but not in the pages.
@@ -176,12 +206,15 @@ class _Increments(Kernel):
     def _write(self, tokens: Ref, page: jax.Array, there: Any, buffer: jax.Array) -> Any:
         """The transfer of a tile of tokens to its page."""
         assert self.refs.write_sem is not None
-        return pltpu.make_async_copy(tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[buffer])
+        return pltpu.make_async_copy(
+            tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[buffer]
+        )
 
 
 def _bundle(shape: TpuShape, q: Float[Array, "T H D"]) -> Float[Array, "T B M X"]:
     """Lay out queries in bundles: each in the lanes of its KV head, with zeros in the other lanes of the bundle."""
-    n, missing = shape.bundle_heads, -shape.num_kv_heads % shape.bundle_heads
+    n = shape.bundle_heads
+    missing = -shape.num_kv_heads % shape.bundle_heads
     by_head = q.reshape(q.shape[0], shape.num_kv_heads, shape.groups, shape.head_dim)
     by_head = jnp.pad(by_head, ((0, 0), (0, missing), (0, 0), (0, shape.lanes - shape.head_dim)))
     bundles = by_head.reshape(q.shape[0], -1, n, shape.groups, 1, shape.lanes)

@@ -22,7 +22,8 @@ from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
 from orca_jax.kernels.ragged_attention.tpu.walk import Pages, Ref, Refs, RowScalars
 
-_VMEM_LIMIT = 32 << 20  # bytes of one kernel; chips have 64 MiB or more, and XLA keeps half for its own arrays
+# bytes of one kernel; chips have 64 MiB or more, and XLA keeps half for its own arrays
+_VMEM_LIMIT = 32 << 20
 
 
 def launch(
@@ -63,7 +64,14 @@ def launch(
     """
     assert (new is not None) == shape.is_writing
     ends = blocks.ends
-    scalars = (*blocks, prepared.start, prepared.length, prepared.context, prepared.pieces.first_page, window)
+    scalars = (
+        *blocks,
+        prepared.start,
+        prepared.length,
+        prepared.context,
+        prepared.pieces.first_page,
+        window,
+    )
     block = list(q.shape)
     block[axis] = shape.query_block if axis == 0 else shape.query_block * shape.groups
     index = [0] * q.ndim
@@ -71,16 +79,21 @@ def launch(
     def index_map(program: jax.Array, ends: Any, *_: Any) -> tuple[Any, ...]:
         return (*index[:axis], program + ends[0], *index[axis + 1 :])
 
-    spec, anywhere = pl.BlockSpec(tuple(block), index_map), pl.BlockSpec(memory_space=pl.ANY)
+    spec = pl.BlockSpec(tuple(block), index_map)
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
     inputs = {"q": (q, spec), "lists": (prepared.lists, anywhere), "kv": (pages.kv, anywhere)}
     if sinks is not None:
         inputs["sinks"] = sinks, pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0))
-    outputs, aliases = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)], dict[int, int]()
+    outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)]
+    aliases = dict[int, int]()
     if pages.scale is not None:
         inputs["scale"] = pages.scale, anywhere
     if new is not None:
         new_block = shape.query_block, new.shape[1]
-        inputs["new"] = new, pl.BlockSpec(new_block, lambda program, ends, *_: (program + ends[0], 0))
+        inputs["new"] = (
+            new,
+            pl.BlockSpec(new_block, lambda program, ends, *_: (program + ends[0], 0)),
+        )
         outputs.append((jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype), anywhere))
         aliases = {len(scalars) + list(inputs).index("kv"): 1}
     scratch = _scratch(shape, pages, tuple(block[1:]) if axis == 0 else tuple(block))
@@ -100,7 +113,9 @@ def launch(
         ),
         out_shape=[shape for shape, _ in outputs],
         input_output_aliases=aliases,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT
+        ),
         name=name,
         interpret=interpret,
     )(*scalars, *arrays)
@@ -109,7 +124,8 @@ def launch(
 
 def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> dict[str, Any]:
     """The scratch memory of a kernel, by role."""
-    two, statistics = pltpu.SemaphoreType.DMA((2,)), pltpu.VMEM((*sums[:2], LANES), jnp.float32)
+    two = pltpu.SemaphoreType.DMA((2,))
+    statistics = pltpu.VMEM((*sums[:2], LANES), jnp.float32)
     scratch = {
         "parity": pltpu.SMEM((1,), jnp.int32),
         "list_buf": pltpu.SMEM((2, 1, LANES), jnp.int32),
@@ -121,7 +137,9 @@ def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> 
         "values": pltpu.VMEM(sums, jnp.float32),
     }
     if pages.scale is not None:
-        scratch["scale_buf"] = pltpu.SMEM((2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32)
+        scratch["scale_buf"] = pltpu.SMEM(
+            (2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32
+        )
         scratch["scale_sem"] = two
     if shape.is_writing:
         scratch |= {"writing": pltpu.SMEM((2,), jnp.int32), "write_sem": two}
@@ -131,13 +149,19 @@ def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> 
 def _by_role(shape: TpuShape, refs: tuple[Ref, ...], inputs: list[str], scratch: list[str]) -> Refs:
     """Sort the references by role; they come as scalars, inputs, outputs and scratch."""
     outputs = ["out", *(["written"] if shape.is_writing else [])]
-    scalars, others = refs[:8], refs[8:]
+    scalars = refs[:8]
+    others = refs[8:]
     role: dict[str, Ref] = dict(zip([*inputs, *outputs, *scratch], others, strict=True))
     rows = RowScalars(shape, *scalars)
     # A kernel that writes pages reads them through the same reference.
     kv = role.get("written", role["kv"])
-    buffers = (role.get(name) for name in ("list_buf", "kv_buf", "scale_buf", "list_sem", "kv_sem", "scale_sem"))
+    buffers = (
+        role.get(name)
+        for name in ("list_buf", "kv_buf", "scale_buf", "list_sem", "kv_sem", "scale_sem")
+    )
     pages = Pages(shape, rows, role["lists"], kv, role.get("scale"), *buffers)
     softmax = TpuSoftmax(shape, role["top"], role["total"], role["values"], role.get("sinks"))
     new, writing, write_sem = (role.get(name) for name in ("new", "writing", "write_sem"))
-    return Refs(rows, pages, role["q"], new, role["out"], softmax, role["parity"], writing, write_sem)
+    return Refs(
+        rows, pages, role["q"], new, role["out"], softmax, role["parity"], writing, write_sem
+    )

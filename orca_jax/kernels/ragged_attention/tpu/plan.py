@@ -70,7 +70,8 @@ def plan_attention(
         blocks: the sizes of `blocks_for`, or others to try.
     """
     page_table, query_start, query_len, context_len = requests
-    num_tokens, num_increments = q.shape[0], jnp.sum(query_len == 1, dtype=jnp.int32)
+    num_tokens = q.shape[0]
+    num_increments = jnp.sum(query_len == 1, dtype=jnp.int32)
     written = query_len if pages.is_quantised else jnp.where(query_len > 1, query_len, 0)
     num_pieces, pieces = cut(pages.page_size, num_tokens, requests._replace(query_len=written))
     rows = query_start, query_len, num_increments
@@ -81,18 +82,23 @@ def plan_attention(
         context_len,
         num_increments,
         jnp.sum(query_len, dtype=jnp.int32),
-        _increment_blocks(blocks.increment_rows, min(num_tokens, query_len.shape[0]), num_increments),
+        _increment_blocks(
+            blocks.increment_rows, min(num_tokens, query_len.shape[0]), num_increments
+        ),
         _chunk_blocks(chunk_block(blocks, num_tokens), num_tokens, *rows),
         num_pieces,
         pieces,
     )
 
 
-def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: TokenMajorPages) -> BlockSizes:
+def blocks_for(
+    q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: TokenMajorPages
+) -> BlockSizes:
     """The block sizes for these heads on this machine's TPU. Without a TPU here, the rule decides, not the table."""
-    device = jax.devices()[0].device_kind if jax.default_backend() == "tpu" else ""
+    device = jax.devices()[0].device_kind
     kv_heads = num_kv_heads(pages, q.shape[2])
-    groups, itemsize = q.shape[1] // kv_heads, jnp.dtype(pages.dtype).itemsize
+    groups = q.shape[1] // kv_heads
+    itemsize = jnp.dtype(pages.dtype).itemsize
     return choose_blocks(Heads(device, kv_heads, groups, q.shape[2], pages.page_size, itemsize))
 
 
@@ -111,13 +117,20 @@ def _page_lists(page_table: Int[Array, "R P"]) -> Int[Array, "L 1 128"]:
 def _increment_blocks(size: int, most: int, count: jax.Array) -> BlockRange:
     """Blocks `0 : end`, with the first and last (exclusive) row of each: row r has token r."""
     first = size * jnp.arange(pl.cdiv(most, size), dtype=jnp.int32)
-    return BlockRange(jnp.stack([jnp.zeros_like(count), pl.cdiv(count, size)]), first, jnp.minimum(first + size, count))
+    return BlockRange(
+        jnp.stack([jnp.zeros_like(count), pl.cdiv(count, size)]),
+        first,
+        jnp.minimum(first + size, count),
+    )
 
 
-def _chunk_blocks(size: int, num_tokens: int, start: jax.Array, length: jax.Array, increments: jax.Array) -> BlockRange:
+def _chunk_blocks(
+    size: int, num_tokens: int, start: jax.Array, length: jax.Array, increments: jax.Array
+) -> BlockRange:
     """Blocks from the first token of the first chunk on, with the first and last (exclusive) chunk row of each."""
     begin = size * jnp.arange(pl.cdiv(num_tokens, size), dtype=jnp.int32)[:, None]
-    end, is_chunk = start + length, length > 1
+    end = start + length
+    is_chunk = length > 1
     first = increments + jnp.sum(is_chunk & (end <= begin), axis=1, dtype=jnp.int32)
     last = increments + jnp.sum(is_chunk & (start < begin + size), axis=1, dtype=jnp.int32)
     total = jnp.sum(length, dtype=jnp.int32)

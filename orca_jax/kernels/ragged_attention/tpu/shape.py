@@ -26,7 +26,8 @@ class TpuShape:
     fetch_pages: int
     compute_pages: int
     whole_pages: int
-    has_window: bool  # its size is a scalar of the call, so that layers with several sizes can share a kernel
+    # its size is a scalar of the call, so that layers with several sizes can share a kernel
+    has_window: bool
     soft_cap: float | None
     compute_dtype: Any
     is_quantised: bool
@@ -56,7 +57,9 @@ class TpuShape:
     @property
     def lanes(self) -> int:
         """Lanes of the queries and outputs of one head: D, or 2 D if K and V share registers."""
-        return self.head_dim if self.splits_kv else 2 * self.head_dim
+        if self.splits_kv:
+            return self.head_dim
+        return 2 * self.head_dim
 
     @property
     def bundle_heads(self) -> int:
@@ -71,7 +74,9 @@ class TpuShape:
     def bundles(self) -> tuple[tuple[int, int], ...]:
         """First lane and number of KV heads of each bundle; the last bundle may have fewer heads."""
         firsts = range(0, self.num_kv_heads, self.bundle_heads)
-        return tuple((2 * self.head_dim * h, min(self.bundle_heads, self.num_kv_heads - h)) for h in firsts)
+        return tuple(
+            (2 * self.head_dim * h, min(self.bundle_heads, self.num_kv_heads - h)) for h in firsts
+        )
 
     def kv_lanes(self, first: int, heads: int) -> tuple[slice, slice]:
         """Lanes of the keys and of the values of some heads; the same lanes if they share registers."""

@@ -28,7 +28,8 @@ class TpuSoftmax:
     top: Any
     total: Any
     values: Any
-    sinks: Any = None  # their scores in all lanes, for the first queries; those of the next ones repeat them
+    # their scores in all lanes, for the first queries; those of the next ones repeat them
+    sinks: Any = None
 
     def clear(self) -> None:
         """Reset all sums to those of no token, or of the sinks."""
@@ -65,7 +66,9 @@ class TpuSoftmax:
             scales: scales of K and of V `[M, tokens]`; None if `k` and `v` are already multiplied by theirs.
         """
         shape = self.shape
-        product = partial(lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32)
+        product = partial(
+            lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32
+        )
         scores = product(q, k, (((1,), (1,)), ((), ())))
         if scales is not None:
             scores = scores * scales[0]
@@ -82,7 +85,9 @@ class TpuSoftmax:
         scaled = weights if scales is None else weights * scales[1]
         weighted = product(scaled.astype(v.dtype), v, (((1,), (0,)), ((), ())))
         lanes = v.shape[1]
-        self.values[index, :, :lanes] = self.values[index, :, :lanes] * _repeat(shrink, lanes) + weighted
+        self.values[index, :, :lanes] = (
+            self.values[index, :, :lanes] * _repeat(shrink, lanes) + weighted
+        )
         self.top[index] = top
         self.total[index] = self.total[index] * shrink + _sum_of_registers(weights)
 
@@ -94,7 +99,9 @@ class TpuSoftmax:
 
 def _repeat(x: jax.Array, width: int) -> jax.Array:
     """Widen `x [M, 128]`, equal in all lanes, to `width` lanes."""
-    return x[:, :width] if width <= LANES else jnp.concatenate([x] * pl.cdiv(width, LANES), axis=1)[:, :width]
+    if width <= LANES:
+        return x[:, :width]
+    return jnp.concatenate([x] * pl.cdiv(width, LANES), axis=1)[:, :width]
 
 
 def _sum_of_registers(x: jax.Array) -> jax.Array:

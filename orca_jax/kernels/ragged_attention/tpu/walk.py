@@ -63,10 +63,16 @@ class RowScalars:
         first_page: Any,
         window: Any,
     ) -> None:
-        self.shape, self.first_page, self.window = shape, first_page, window
-        self.first_block, self.end_block = ends[0], ends[1]
-        self.first_row, self.end_row = first_row, end_row
-        self.start, self.length, self.context = start, length, context
+        self.shape = shape
+        self.first_page = first_page
+        self.window = window
+        self.first_block = ends[0]
+        self.end_block = ends[1]
+        self.first_row = first_row
+        self.end_row = end_row
+        self.start = start
+        self.length = length
+        self.context = context
 
     def visible(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last (exclusive) position visible to the row's queries in a block."""
@@ -93,11 +99,16 @@ class RowScalars:
         """Number of pages of a step's fetch up to the last one that a query of the row sees."""
         block, row, fetch = step
         _, end = self.visible(block, row)
-        return jnp.minimum(pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages, self.shape.fetch_pages)
+        return jnp.minimum(
+            pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages,
+            self.shape.fetch_pages,
+        )
 
     def first_page_of(self, step: Step) -> jax.Array | int:
         """Index of the first page of a step's fetch that a query of the row sees."""
-        return self.tokens(step)[0] // self.shape.page_size if self.shape.has_window else 0
+        if not self.shape.has_window:
+            return 0
+        return self.tokens(step)[0] // self.shape.page_size
 
     def first_step(self, block: jax.Array) -> Step:
         """First step of a block."""
@@ -117,7 +128,9 @@ class RowScalars:
         same_block = is_inside & (same_row | (row + 1 < self.end_row[safe]))
         next_block = jnp.where(same_block, block, jnp.minimum(block + 1, self.end_block))
         new_block = jnp.minimum(next_block, self.end_block - 1)
-        next_row = jnp.where(same_row, row, jnp.where(same_block, row + 1, self.first_row[new_block]))
+        next_row = jnp.where(
+            same_row, row, jnp.where(same_block, row + 1, self.first_row[new_block])
+        )
         next_fetch = jnp.where(same_row, fetch + 1, self.fetches(new_block, next_row)[0])
         return next_block, next_row, next_fetch
 
@@ -139,7 +152,9 @@ class Pages:
     scale_sem: Ref | None
 
     def _list_copy(self, index: jax.Array, buffer: jax.Array) -> Any:
-        return pltpu.make_async_copy(self.lists.at[index], self.list_buf.at[buffer], self.list_sem.at[buffer])
+        return pltpu.make_async_copy(
+            self.lists.at[index], self.list_buf.at[buffer], self.list_sem.at[buffer]
+        )
 
     def _page_copies(self, page: jax.Array, index: jax.Array, buffer: jax.Array) -> Iterable[Any]:
         size = self.shape.page_size
@@ -220,7 +235,9 @@ class Part:
     def _keep(self, is_kept: Callable[[jax.Array], jax.Array]) -> None:
         """Set the other tokens to zero."""
         mask = is_kept(lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0))
-        tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
+        tokens = (
+            self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
+        )
         self.tokens[...] = jnp.where(mask, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
 
     def stored(self, lanes: slice) -> jax.Array:
@@ -231,11 +248,14 @@ class Part:
         """The same values, multiplied by their scales."""
         if self.scale is None:
             return self.stored(lanes)
-        size, dim = self.shape.page_size, self.shape.head_dim
+        size = self.shape.page_size
+        dim = self.shape.head_dim
         lane = lax.broadcasted_iota(jnp.int32, (1, lanes.stop - lanes.start), 1)
         pages = []
         for page in range(self.num_pages):
-            scales = [self._scale(page, index) for index in range(lanes.start // dim, lanes.stop // dim)]
+            scales = [
+                self._scale(page, index) for index in range(lanes.start // dim, lanes.stop // dim)
+            ]
             tokens = self.tokens[page * size : (page + 1) * size, lanes].astype(jnp.float32)
             pages.append(tokens * _piecewise(lane, dim, scales))
         return jnp.concatenate(pages, axis=0).astype(self.shape.compute_dtype)
@@ -307,7 +327,9 @@ class Refs(NamedTuple):
 
 def walk(refs: Refs, kernel: Kernel) -> None:
     """Run the loop of one block over its rows and their fetches."""
-    rows, pages, parity = refs.rows, refs.pages, refs.parity
+    rows = refs.rows
+    pages = refs.pages
+    parity = refs.parity
     block = pl.program_id(0) + rows.first_block
 
     @pl.when(pl.program_id(0) == 0)
@@ -359,11 +381,21 @@ def walk(refs: Refs, kernel: Kernel) -> None:
 def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_pages: int) -> Part:
     """Part `index` of a step's fetch, in parts of `num_pages` pages; tokens past the last one become zeros."""
     block, row, fetch = step
-    shape, size = pages.shape, num_pages * pages.shape.page_size
+    shape = pages.shape
+    size = num_pages * pages.shape.page_size
     first = pl.multiple_of(index * size, size)
     tokens = pages.kv_buf.at[buffer, pl.ds(first, size)]
     scale = None if pages.scale_buf is None else pages.scale_buf.at[buffer]
     begin, end = pages.rows.visible(block, row)
-    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + first, begin, end)
+    part = Part(
+        shape,
+        num_pages,
+        tokens,
+        scale,
+        index * num_pages,
+        fetch * shape.fetch_tokens + first,
+        begin,
+        end,
+    )
     part.clear_unwritten()
     return part

@@ -8,16 +8,33 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import SHARED_MIXERS, ExpertsConfig, KeySharing, LayerInputs, MixerName, WideConfig
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, words
+from orca_jax.model.families.base import Family, JoinedPart, Weight, rows_if, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, get_optional_float, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_count,
+    get_int,
+    get_optional_float,
+    refusal,
+)
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import (
+    SHARED_MIXERS,
+    ExpertsConfig,
+    KeySharing,
+    LayerInputs,
+    MixerName,
+    WideConfig,
+)
 
 _LOCAL = rope.RopeRules(
-    theta_key=None, part="sliding_attention", default={"rope_theta": 10_000.0}, kinds=("default", "linear")
+    theta_key=None,
+    part="sliding_attention",
+    default={"rope_theta": 10_000.0},
+    kinds=("default", "linear"),
 )
 _WIDE = rope.RopeRules(
     theta_key=None,
@@ -25,33 +42,48 @@ _WIDE = rope.RopeRules(
     default={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     kinds=("default", "proportional"),
 )
+_MIXERS: dict[bool, MixerName] = {True: "attention", False: "wide_attention"}
+"""By whether a layer has a window."""
 _SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_MIXERS.items()}
 
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     layers = config.num_layers
     if hf.get("rope_scaling") is not None:
-        raise refusal("rope_scaling", "has no effect in transformers: use rope_parameters", hf["rope_scaling"])
+        raise refusal(
+            "rope_scaling", "has no effect in transformers: use rope_parameters", hf["rope_scaling"]
+        )
     windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), 512)
     found = windows.window_pattern
-    has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)  # the last one never has it
+    # the last one never has it
+    has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)
     sizes = _wide_sizes(hf, config, [layer for layer in range(layers) if not has_window[layer]])
     positions, _ = rope.read_rope(hf, sizes.head_dim, config.max_positions, _WIDE)
-    mixers: list[MixerName] = ["attention" if windowed else "wide_attention" for windowed in has_window]
+    mixers = [_MIXERS[windowed] for windowed in has_window]
     num_shared = get_count(hf, "num_kv_shared_layers", 0)
-    own = mixers[: layers - num_shared] if num_shared < layers else []
+    own = mixers[: max(0, layers - num_shared)]
     if not set(mixers) <= set(own):
-        raise refusal("num_kv_shared_layers", "must leave a layer of each kind with keys of its own", num_shared)
+        raise refusal(
+            "num_kv_shared_layers",
+            "must leave a layer of each kind with keys of its own",
+            num_shared,
+        )
     width = get_count(hf, "hidden_size_per_layer_input", 256)
     rows = get_int(hf, "vocab_size_per_layer_input", 262144)
     if width and rows < config.vocab_size:
-        raise refusal("vocab_size_per_layer_input", f"must be at least vocab_size {config.vocab_size}", rows)
-    factor = 2 if get_bool(hf, "use_double_wide_mlp", False) else 1
-    mixture = _mixture(hf, config)
-    if mixture and factor == 2 and num_shared:
+        raise refusal(
+            "vocab_size_per_layer_input", f"must be at least vocab_size {config.vocab_size}", rows
+        )
+    is_double = get_bool(hf, "use_double_wide_mlp", False)
+    fields = _mixture(hf, config)
+    if fields and is_double and num_shared:
         raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
+    if num_shared:
+        fields["key_sharing"] = KeySharing(num_shared, (1 + is_double) * config.mlp_dim)
+    if width:
+        fields["layer_inputs"] = LayerInputs(width, rows)
     return {
-        **mixture,
+        **fields,
         **llama.attention_biases(hf),
         "sliding_window": windows.sliding_window,
         "window_pattern": has_window,
@@ -59,8 +91,6 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         "windowed_rope": config.rope,
         "mixer_pattern": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
         "wide": sizes,
-        "key_sharing": KeySharing(num_shared, factor * config.mlp_dim) if num_shared else None,
-        "layer_inputs": LayerInputs(width, rows) if width else None,
         "layer_scale": True,
         "qk_norm": "head",
         "value_norm": True,
@@ -74,11 +104,12 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """The fields for experts beside the MLPs, if there are some."""
     keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
-    count, per_token, width = (0 if hf.get(key) is None else get_int(hf, key) for key in keys)
+    given = [get_int(hf, key) for key in keys if hf.get(key) is not None]
     if not get_bool(hf, "enable_moe_block", False):
         return {}
-    if not count or not per_token or not width:
+    if len(given) < len(keys):
         raise refusal("enable_moe_block", f"needs {', '.join(keys)}", True)
+    count, per_token, width = given
     if per_token > count:
         raise refusal("top_k_experts", f"must be at most num_experts {count}", per_token)
     return {"mlp_dim": width, "experts": ExpertsConfig(count, per_token, beside_dim=config.mlp_dim)}
@@ -87,41 +118,61 @@ def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 def _wide_sizes(hf: HfConfig, config: ModelConfig, wide_layers: list[int]) -> WideConfig:
     """The heads of layers without a window, by keys of their own or by those of each layer."""
     keys_are_values = get_bool(hf, "attention_k_eq_v", False)
-    of_wide = get_int(hf, "num_global_key_value_heads", config.num_kv_heads)
-    kv_heads = of_wide if keys_are_values else config.num_kv_heads  # as in transformers
-    by_layer, sizes = hf.get("per_layer_config"), {"head_dim": get_int(hf, "global_head_dim", 512)}
+    kv_heads = get_int(hf, "num_global_key_value_heads", config.num_kv_heads)
+    if not keys_are_values:
+        kv_heads = config.num_kv_heads  # as in transformers
+    by_layer = hf.get("per_layer_config")
+    sizes = {"head_dim": get_int(hf, "global_head_dim", 512)}
     if by_layer is not None:
-        is_known = isinstance(by_layer, dict) and all(
-            isinstance(own, dict) and own.keys() <= {"head_dim", "num_key_value_heads"} for own in by_layer.values()
-        )
-        first: dict[str, Any] = next(iter(by_layer.values()), {}) if is_known else {}
-        numbers = sorted(int(key) for key in by_layer if str(key).isdecimal()) if is_known else []
-        is_uniform = is_known and all(own == first for own in by_layer.values())
-        if not is_uniform or numbers not in ([], wide_layers) or len(numbers) != len(by_layer):
-            raise refusal("per_layer_config", f"must have the same sizes for the layers {wide_layers} alone", by_layer)
+        first = _same_sizes(by_layer, wide_layers)
+        if first is None:
+            problem = f"must have the same sizes for the layers {wide_layers} alone"
+            raise refusal("per_layer_config", problem, by_layer)
         sizes = {"head_dim": get_int(first, "head_dim", config.head_dim)}
         kv_heads = get_int(first, "num_key_value_heads", config.num_kv_heads)
     if config.num_heads % kv_heads:
-        raise refusal("num_global_key_value_heads", f"must divide num_attention_heads {config.num_heads}", kv_heads)
+        raise refusal(
+            "num_global_key_value_heads",
+            f"must divide num_attention_heads {config.num_heads}",
+            kv_heads,
+        )
     return WideConfig(sizes["head_dim"], kv_heads, keys_are_values)
+
+
+def _same_sizes(by_layer: Any, wide_layers: list[int]) -> dict[str, Any] | None:
+    """The sizes that each of the layers has, none of others; None if `by_layer` is something else."""
+    if by_layer == {}:
+        return {}
+    if not isinstance(by_layer, dict) or {*map(str, by_layer)} != {*map(str, wide_layers)}:
+        return None
+    first, *others = by_layer.values()
+    if not isinstance(first, dict) or not first.keys() <= {"head_dim", "num_key_value_heads"}:
+        return None
+    if any(own != first for own in others):
+        return None
+    return first
 
 
 def _of_attention(config: ModelConfig, mixer: MixerName) -> tuple[Weight, ...]:
     """The weights of the layers with a mixer. Some have no values, or neither keys nor values."""
-    missing: tuple[str, ...] = ("key", "value") if mixer in SHARED_MIXERS else ()
-    if config.wide is not None and config.wide.keys_are_values and mixer == "wide_attention":
-        missing = ("value",)
+    missing: tuple[str, ...] = ()
+    if mixer in SHARED_MIXERS:
+        missing = ("blocks.attention.key", "blocks.attention.value")
+    elif config.wide is not None and config.wide.keys_are_values and mixer == "wide_attention":
+        missing = ("blocks.attention.value",)
     rows = llama.attention_weights(config)
     return tuple(
         replace(row, path=row.path.replace("attention", mixer))
         for row in rows
-        if not row.path.startswith(tuple(f"blocks.attention.{name}" for name in missing))
+        if not row.path.startswith(missing)
     )
 
 
 def _of_mixture(config: ModelConfig, mlp: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """The weights of an MLP and of the experts beside it."""
-    layer, ours, halves = "layers.{layer}", "blocks.mlp", (config.mlp_dim,) * 2
+    layer = "layers.{layer}"
+    ours = "blocks.mlp"
+    halves = (config.mlp_dim,) * 2
     norms = {
         "post_feedforward_layernorm_1.weight": "dense_norm",
         "pre_feedforward_layernorm_2.weight": "in_norm",
@@ -148,22 +199,36 @@ def _of_mixture(config: ModelConfig, mlp: tuple[Weight, ...]) -> tuple[Weight, .
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    layer, mlp = "layers.{layer}", llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
-    others = tuple(replace(row, path=row.path.replace("mlp", "dense_mlp")) for row in mlp)
+    layer = "layers.{layer}"
+    mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    others = [replace(row, path=row.path.replace("mlp", "dense_mlp")) for row in mlp]
+    if config.experts is not None:
+        mlp = _of_mixture(config, mlp)
+    attention: list[Weight] = []
+    for mixer in config.mixers:
+        attention += _of_attention(config, mixer)
     inputs = (
         Weight("embed_tokens_per_layer.weight", "layer_inputs.table.table"),
-        Weight("per_layer_model_projection.weight", "layer_inputs.projection.kernel", transpose=True),
+        Weight(
+            "per_layer_model_projection.weight", "layer_inputs.projection.kernel", transpose=True
+        ),
         Weight("per_layer_projection_norm.weight", "layer_inputs.norm.scale"),
-        Weight(f"{layer}.per_layer_input_gate.weight", "blocks.layer_input.gate.kernel", transpose=True),
-        Weight(f"{layer}.per_layer_projection.weight", "blocks.layer_input.projection.kernel", transpose=True),
+        Weight(
+            f"{layer}.per_layer_input_gate.weight", "blocks.layer_input.gate.kernel", transpose=True
+        ),
+        Weight(
+            f"{layer}.per_layer_projection.weight",
+            "blocks.layer_input.projection.kernel",
+            transpose=True,
+        ),
         Weight(f"{layer}.post_per_layer_input_norm.weight", "blocks.layer_input.norm.scale"),
     )
     return (
         *llama.outer_weights(config),
-        *(row for mixer in config.mixers for row in _of_attention(config, mixer)),
-        *(mlp if config.experts is None else _of_mixture(config, mlp)),
-        *(others if config.other_mlps[0] else ()),
-        *(inputs if config.layer_inputs is not None else ()),
+        *attention,
+        *mlp,
+        *rows_if(config.other_mlps[0], *others),
+        *rows_if(config.layer_inputs, *inputs),
         Weight(f"{layer}.layer_scalar", "blocks.layer_scale"),
     )
 
@@ -172,7 +237,12 @@ _NEAR = near_llama(
     "gemma4_text",
     "Gemma 4, for texts alone",
     "Gemma4",
-    LlamaShape(activation="gelu_pytorch_tanh", rules=_LOCAL, is_tied=True, activation_key="hidden_activation"),
+    LlamaShape(
+        activation="gelu_pytorch_tanh",
+        rules=_LOCAL,
+        is_tied=True,
+        activation_key="hidden_activation",
+    ),
     _fields,
     words(
         "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim "
@@ -186,6 +256,8 @@ _NEAR = near_llama(
     architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
     prefixes=("model.", "model.language_model.", "language_model.model.", ""),
     # Published files repeat the keys and values of layers that read those of others.
-    ignored=re.compile(r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"),
+    ignored=re.compile(
+        r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"
+    ),
 )
 GEMMA4_TEXT: Family = replace(_NEAR, keys=_NEAR.keys - {"rope_theta"})

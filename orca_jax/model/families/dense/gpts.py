@@ -5,18 +5,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import gpt2, llama, opt
-from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.values import (
-    HfConfig,
-    get_activation,
-    get_bool,
-    get_int,
-    refusal,
+from orca_jax.model.families.base import (
+    Family,
+    JoinedPart,
+    Weight,
+    head,
+    linear,
+    linears,
+    norm,
+    norms,
 )
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.values import HfConfig, get_activation, get_bool, get_int, refusal
 from orca_jax.model.families.windows import window_of_all
+from orca_jax.values.config import ModelConfig
 
 _LOCAL, _GLOBAL = "local", "global"
 _NEO_KEYS = gpt2.GPTKeys(
@@ -44,29 +47,36 @@ def bigcode_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of StarCoder 1; raises `ConfigError` as `gpt2.read_shape` does."""
     activation = get_activation(hf, "activation_function", "gelu_pytorch_tanh")
     config = replace(gpt2.config_from_hf(hf), family="gpt_bigcode", activation=activation)
-    return replace(
-        config,
-        num_kv_heads=1 if get_bool(hf, "multi_query", True) else config.num_heads,
-        attention_scale=None if get_bool(hf, "scale_attn_weights", True) else 1.0,
-    )
+    if get_bool(hf, "multi_query", True):
+        config = replace(config, num_kv_heads=1)
+    if not get_bool(hf, "scale_attn_weights", True):
+        config = replace(config, attention_scale=1.0)
+    return config
 
 
 def bigcode_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. One tensor has queries, keys and values: of all heads, or of each head in turn."""
-    kv_heads, dim = config.num_kv_heads // config.kv_copies, config.head_dim
+    kv_heads = config.num_kv_heads // config.kv_copies
+    dim = config.head_dim
     groups = 1 if kv_heads == 1 else config.num_heads
     sizes = (config.num_heads * dim // groups, dim, dim)
-    layer, rows = "h.{layer}", []
+    layer = "h.{layer}"
+    rows: list[Weight] = []
     for index, name in enumerate(("query", "key", "value")):
         joined = linear(f"{layer}.attn.c_attn", f"blocks.attention.{name}", bias=True)
         rows += [replace(row, part=JoinedPart(index, sizes, groups)) for row in joined]
-    return *rows, *linear(f"{layer}.attn.c_proj", "blocks.attention.out", bias=True), *_beside_attention(config)
+    return (
+        *rows,
+        *linear(f"{layer}.attn.c_proj", "blocks.attention.out", bias=True),
+        *_beside_attention(config),
+    )
 
 
 def neo_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of GPT-Neo; raises `ConfigError` as `gpt2.read_shape` does."""
     config = gpt2.read_shape(hf, "gpt_neo", _NEO_KEYS)
-    window, kinds = get_int(hf, "window_size", 256), _kinds(hf, config.num_layers)
+    window = get_int(hf, "window_size", 256)
+    kinds = _kinds(hf, config.num_layers)
     return replace(
         config,
         attention_bias=False,
@@ -79,13 +89,20 @@ def neo_from_hf(hf: HfConfig) -> ModelConfig:
 def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
     """The kind of each layer: those of `attention_types`, pairs of some kinds and the number of their repetitions."""
     types: Any = hf.get("attention_types")
-    types = [[[_GLOBAL, _LOCAL], num_layers // 2]] if types is None and num_layers == 24 else types
+    if types is None and num_layers == 24:
+        types = [[[_GLOBAL, _LOCAL], num_layers // 2]]
     try:
-        kinds = [kind for names, times in types for _ in range(min(times, num_layers + 1)) for kind in names]
+        kinds: list[str] = []
+        for names, times in types:
+            kinds += min(times, num_layers + 1) * [*names]
     except (TypeError, ValueError):
         kinds = []
     if len(kinds) != num_layers or not {*map(str, kinds)} <= {_LOCAL, _GLOBAL}:
-        raise refusal("attention_types", f"must give {_LOCAL} or {_GLOBAL} to each of {num_layers} layers", types)
+        raise refusal(
+            "attention_types",
+            f"must give {_LOCAL} or {_GLOBAL} to each of {num_layers} layers",
+            types,
+        )
     listed = hf.get("attention_layers")
     if listed is not None and listed != kinds:
         raise refusal("attention_layers", "must be the layers of attention_types", listed)
@@ -96,9 +113,8 @@ def neo_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     attention = "h.{layer}.attn.attention"
     qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
-    rows = [linear(f"{attention}.{name}", f"blocks.attention.{ours}", bias=False) for name, ours in qkv.items()]
     return (
-        *(row for each in rows for row in each),
+        *linears(qkv, attention, "blocks.attention"),
         *linear(f"{attention}.out_proj", "blocks.attention.out", bias=True),
         *_beside_attention(config),
     )
@@ -121,7 +137,9 @@ def _beside_attention(config: ModelConfig) -> tuple[Weight, ...]:
 def biogpt_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of BioGPT; raises `ConfigError` as `gpt2.read_shape` does."""
     config = gpt2.read_shape(hf, "biogpt", _BIOGPT_KEYS)
-    return replace(config, embedding_scale=config.embed_dim**0.5 if get_bool(hf, "scale_embedding", True) else 1.0)
+    if get_bool(hf, "scale_embedding", True):
+        return replace(config, embedding_scale=config.embed_dim**0.5)
+    return config
 
 
 def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -146,7 +164,7 @@ def starcoder2_weights(config: ModelConfig) -> tuple[Weight, ...]:
     names["layers.{layer}.post_attention_layernorm"] = "blocks.mlp_norm"
     return (
         Weight("embed_tokens.weight", "embedding.table"),
-        *(row for key, path in names.items() for row in norm(key, path)),
+        *norms(names),
         *llama.attention_weights(config),
         *linear("layers.{layer}.mlp.c_fc", "blocks.mlp.up", bias=config.mlp_bias),
         *linear("layers.{layer}.mlp.c_proj", "blocks.mlp.down", bias=config.mlp_bias),
@@ -173,14 +191,19 @@ def _near_gpt2(
 
 
 GPT_BIGCODE = replace(
-    _near_gpt2("gpt_bigcode", "StarCoder 1, SantaCoder", "GPTBigCode", bigcode_from_hf, bigcode_weights),
+    _near_gpt2(
+        "gpt_bigcode", "StarCoder 1, SantaCoder", "GPTBigCode", bigcode_from_hf, bigcode_weights
+    ),
     keys=gpt2.GPT2.keys | {"multi_query", "scale_attn_weights"},
-    harmless=frozenset({"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"}),
+    harmless=frozenset(
+        {"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"}
+    ),
 )
 GPT_NEO = replace(
     _near_gpt2("gpt_neo", "GPT-Neo", "GPTNeo", neo_from_hf, neo_weights),
     keys=_NEO_KEYS.names | {"attention_layers", "attention_types", "window_size"},
-    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),  # causal masks
+    # causal masks
+    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),
     aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     harmless=frozenset({"embed_dropout", "resid_dropout"}),
 )
@@ -194,7 +217,8 @@ BIOGPT = replace(
     weights=biogpt_weights,
     prefixes=("biogpt.", ""),
     fixed={},
-    harmless=frozenset({"activation_dropout", "layer_norm_eps", "layerdrop"}),  # eps is not read by transformers
+    # eps is not read by transformers
+    harmless=frozenset({"activation_dropout", "layer_norm_eps", "layerdrop"}),
 )
 STARCODER2 = near_llama(
     "starcoder2",

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import RopeConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_float, get_optional_float, refusal
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import RopeConfig
 
 HUNYUAN_SHAPE = LlamaShape(1e-5, rules=RopeRules(notes=frozenset({"alpha"})))
 HUNYUAN_HARMLESS = words(
@@ -21,12 +21,15 @@ HUNYUAN_HARMLESS = words(
 
 def hunyuan_fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """The fields that differ from Llama's. A fixed `alpha` stretches the base, whatever the length of a text."""
-    rope, scaling = config.rope, hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    rope = config.rope
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     assert rope is not None, "read_shape reads them"
     if rope.kind == "dynamic" and get_optional_float(scaling, "alpha") is not None:
         if config.head_dim == 2:
             raise refusal("alpha", "needs heads of more than two dimensions", config.head_dim)
-        rope = RopeConfig(rope.theta * get_float(scaling, "alpha") ** (config.head_dim / (config.head_dim - 2)))
+        rope = RopeConfig(
+            rope.theta * get_float(scaling, "alpha") ** (config.head_dim / (config.head_dim - 2))
+        )
     return {**llama.attention_biases(hf), "rope": rope, "qk_norm": "head", "qk_norm_last": True}
 
 

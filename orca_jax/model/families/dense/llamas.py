@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
 
 _CWM_ROPE = {
     "rope_type": "llama3",
@@ -19,7 +19,9 @@ _CWM_ROPE = {
 
 
 def _cwm(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (False, True, True, True), 8192)
+    windows = windows_of_pattern(
+        hf, config.num_layers, config.max_positions, (False, True, True, True), 8192
+    )
     return {"mlp_bias": get_bool(hf, "mlp_bias", False), **windows._asdict()}
 
 

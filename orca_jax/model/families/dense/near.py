@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, head, linear, norm
+from orca_jax.model.families.base import Family, Weight, head, linear, norms
 from orca_jax.model.families.rope import WHOLE_HEADS, RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool
+from orca_jax.values.config import ModelConfig
 
 
 class LlamaShape(NamedTuple):
@@ -64,7 +64,9 @@ def near_llama(
         "prefixes": llama.PREFIXES,
         "ignored": llama.IGNORED,
     }
-    return Family(name, models, config_from_hf, keys=shared | keys, weights=weights, **{**usual, **options})
+    return Family(
+        name, models, config_from_hf, keys=shared | keys, weights=weights, **{**usual, **options}
+    )
 
 
 def biases(hf: HfConfig) -> dict[str, Any]:
@@ -78,11 +80,17 @@ BIASES = frozenset({"attention_bias", "mlp_bias"})
 def plain_mlp_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters, with an MLP without a gate."""
     layer = "layers.{layer}"
-    norms = {f"{layer}.input_layernorm": "attention_norm", f"{layer}.post_attention_layernorm": "mlp_norm"}
-    rows = [norm(key, f"blocks.{ours}") for key, ours in norms.items()] + [norm("norm", "final_norm")]
+    names = {
+        f"{layer}.input_layernorm": "blocks.attention_norm",
+        f"{layer}.post_attention_layernorm": "blocks.mlp_norm",
+        "norm": "final_norm",
+    }
+    rows = norms(names)
+    if config.norm != "layernorm":
+        rows = rows[::2]  # the scales alone
     return (
         Weight("embed_tokens.weight", "embedding.table"),
-        *(row for pair in rows for row in (pair if config.norm == "layernorm" else pair[:1])),
+        *rows,
         *llama.attention_weights(config),
         *linear(f"{layer}.mlp.up_proj", "blocks.mlp.up", bias=config.mlp_bias),
         *linear(f"{layer}.mlp.down_proj", "blocks.mlp.down", bias=config.mlp_bias),

@@ -5,13 +5,13 @@ Columns of queries and keys are put into another order while loading.
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight, linear, paired
 from orca_jax.model.families.dense.near import LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int
 from orca_jax.model.families.windows import windows_of_gemma
+from orca_jax.values.config import ModelConfig
 
 _GLM_SHAPE = LlamaShape(1.5625e-07, rules=RopeRules(share=0.5))
 _GLM4_NORMS = {
@@ -24,9 +24,15 @@ _BIAS = frozenset({"attention_bias"})
 
 
 def _of_glm(config: ModelConfig, norms: dict[str, str] | None = None) -> tuple[Weight, ...]:
-    mlp, sizes = "layers.{layer}.mlp", (config.mlp_dim,) * 2
+    mlp = "layers.{layer}.mlp"
+    sizes = (config.mlp_dim,) * 2
     joined = [
-        Weight(f"{mlp}.gate_up_proj.weight", f"blocks.mlp.{name}.kernel", transpose=True, part=JoinedPart(index, sizes))
+        Weight(
+            f"{mlp}.gate_up_proj.weight",
+            f"blocks.mlp.{name}.kernel",
+            transpose=True,
+            part=JoinedPart(index, sizes),
+        )
         for index, name in enumerate(("gate", "up"))
     ]
     return (
@@ -45,7 +51,11 @@ def _of_cohere(config: ModelConfig) -> tuple[Weight, ...]:
     """One norm for the inputs of attention and MLP is in both."""
     norms = {"attention_norm": "input_layernorm", "mlp_norm": "input_layernorm"}
     mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
-    return *llama.outer_weights(config, norms), *paired(llama.attention_weights(config), config), *mlp
+    return (
+        *llama.outer_weights(config, norms),
+        *paired(llama.attention_weights(config), config),
+        *mlp,
+    )
 
 
 def _glm(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -82,9 +92,17 @@ def _cohere2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     return {**_cohere(hf, config), **windows._asdict(), "rope_pattern": windows.window_pattern}
 
 
-GLM = near_llama("glm", "GLM-4 9B of 2024 in the form of transformers", "Glm", _GLM_SHAPE, _glm, _BIAS, _of_glm)
+GLM = near_llama(
+    "glm", "GLM-4 9B of 2024 in the form of transformers", "Glm", _GLM_SHAPE, _glm, _BIAS, _of_glm
+)
 GLM4 = near_llama(
-    "glm4", "GLM-4 0414, GLM-Z1", "Glm4", _GLM_SHAPE, _glm4, _BIAS, lambda config: _of_glm(config, _GLM4_NORMS)
+    "glm4",
+    "GLM-4 0414, GLM-Z1",
+    "Glm4",
+    _GLM_SHAPE,
+    _glm4,
+    _BIAS,
+    lambda config: _of_glm(config, _GLM4_NORMS),
 )
 ERNIE4_5 = near_llama(
     "ernie4_5",
@@ -120,7 +138,9 @@ COHERE2 = near_llama(
     "Cohere2",
     LlamaShape(1e-5, "layer_norm_eps", is_tied=True),
     _cohere2,
-    frozenset({"attention_bias", "layer_types", "logit_scale", "sliding_window", "sliding_window_pattern"}),
+    frozenset(
+        {"attention_bias", "layer_types", "logit_scale", "sliding_window", "sliding_window_pattern"}
+    ),
     _of_cohere,
     fixed={"use_qk_norm": (False, None)},
     harmless=frozenset({"cache_implementation"}),

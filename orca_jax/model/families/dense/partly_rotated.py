@@ -2,15 +2,17 @@
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_int, refusal
 from orca_jax.model.families.windows import Windows, read_layer_types, windows_of_gemma
+from orca_jax.values.config import ModelConfig
 
 
 def _smollm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    period, ropes, layers = get_int(hf, "no_rope_layer_interval", 4), hf.get("no_rope_layers"), config.num_layers
+    period = get_int(hf, "no_rope_layer_interval", 4)
+    ropes = hf.get("no_rope_layers")
+    layers = config.num_layers
     if ropes is None:
         ropes = [int((layer + 1) % period != 0) for layer in range(layers)]
     if (
@@ -19,7 +21,9 @@ def _smollm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         or not all(type(each) is int and each in (0, 1) for each in ropes)
     ):
         raise refusal(
-            "no_rope_layers", f"must be a list of {layers} numbers, 1 for a layer with positions and 0", ropes
+            "no_rope_layers",
+            f"must be a list of {layers} numbers, 1 for a layer with positions and 0",
+            ropes,
         )
     read_layer_types(hf, layers, ("full_attention", "full_attention"))
     return {**biases(hf), "rope_pattern": tuple(map(bool, ropes))}

@@ -2,14 +2,22 @@
 
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Weight
-from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama, plain_mlp_weights
+from orca_jax.model.families.dense.near import (
+    BIASES,
+    LlamaShape,
+    biases,
+    near_llama,
+    plain_mlp_weights,
+)
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_optional_float
+from orca_jax.values.config import ModelConfig
 
-FACTORS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
+FACTORS = frozenset(
+    {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
+)
 
 
 def granite_factors(hf: HfConfig) -> dict[str, Any]:
@@ -48,7 +56,11 @@ def _nemotron(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _jais2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     bias = get_bool(hf, "attention_bias", True)
-    own = {"attention_bias": bias, "attention_out_bias": bias, "mlp_bias": get_bool(hf, "mlp_bias", True)}
+    own = {
+        "attention_bias": bias,
+        "attention_out_bias": bias,
+        "mlp_bias": get_bool(hf, "mlp_bias", True),
+    }
     return {**own, "norm": "layernorm", "gated_mlp": False}
 
 

@@ -21,7 +21,9 @@ GLM4V_MOE_TEXT = near_llama(
     "Glm4vMoeText",
     LlamaShape(1e-5, rules=RopeRules(share=0.5, renamed=_RENAMED, notes=SECTIONS)),
     lambda hf, config: {
-        **grouped_experts(hf, config, (128, 8, 1408), num_dense=get_count(hf, "first_k_dense_replace", 1)),
+        **grouped_experts(
+            hf, config, (128, 8, 1408), num_dense=get_count(hf, "first_k_dense_replace", 1)
+        ),
         "attention_bias": get_bool(hf, "attention_bias", True),
     },
     GROUPED_KEYS | {"attention_bias", "first_k_dense_replace"},

@@ -8,21 +8,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
-from orca_jax.model.families.base import Family, Weight, words
+from orca_jax.model.families.base import Family, Weight, with_change, words
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import HfConfig, get_bool, refusal
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 _OUTER = ("eos_token_id", "bos_token_id")
-_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.", "")
+_PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "model.text_model.",
+    "language_model.",
+    "model.",
+    "",
+)
 _HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
 _PARTS = (
     "aligner|audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|projector|"
     "video_tower|vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
     "vq_adaptor"
 )
-_IGNORED = re.compile(rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*")
+_IGNORED = re.compile(
+    rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
+)
 HARMLESS = words(
     "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size audio_token_id "
     "boi_token_index downsample_factor downsample_ratio eoi_token_index image_end_token_id image_start_token_id "
@@ -66,24 +75,31 @@ def wrapper(
         text = _text(hf, HARMLESS | harmless, is_flat=is_flat)
         kind = text.get("model_type", default)
         if kind not in texts:
-            raise refusal("text_config", f"must have one of the model_types {', '.join(texts)}", kind)
-        inner = text.get("tie_word_embeddings")
-        is_tied: object = get_bool(hf, "tie_word_embeddings", tied or False)
-        is_tied = is_tied if tied is not None or is_tied else inner
-        whole = {**text, "model_type": kind, **({} if is_tied is None else {"tie_word_embeddings": is_tied})}
+            raise refusal(
+                "text_config", f"must have one of the model_types {', '.join(texts)}", kind
+            )
+        whole = {**text, "model_type": kind}
+        is_tied = get_bool(hf, "tie_word_embeddings", tied or False)
+        if is_tied or tied is not None:
+            whole["tie_word_embeddings"] = is_tied
         whole |= {key: hf[key] for key in _OUTER if hf.get(key) is not None}
         try:
             check_keys(whole, texts[kind])
             config = texts[kind].config_from_hf(resolve_aliases(whole, texts[kind]))
         except ConfigError as error:
-            raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
+            raise ConfigError(
+                error.message.replace("json:", "json: text_config:", 1), param=error.param
+            ) from None
         return replace(config, family=name, text_family=kind)
 
     def weights(config: ModelConfig) -> tuple[Weight, ...]:
         """Checkpoint keys -> parameters of the texts. An untied head may be inside or outside of their part."""
         rows = texts[config.text_family or default].weights(config)
-        return tuple(replace(row, others=_HEADS) if row.path == "head.table" else row for row in rows)
+        return with_change(rows, "head.table", others=_HEADS)
 
+    without_effect = HARMLESS | harmless
+    if is_flat:
+        without_effect = without_effect.union(*(family.keys for family in texts.values()))
     return Family(
         name=name,
         models=f"{models}, for texts alone",
@@ -93,9 +109,7 @@ def wrapper(
         weights=weights,
         prefixes=_PREFIXES,
         ignored=_IGNORED,
-        harmless=HARMLESS
-        | harmless
-        | (frozenset().union(*(t.keys for t in texts.values())) if is_flat else frozenset()),
+        harmless=without_effect,
     )
 
 

@@ -6,8 +6,6 @@ The published files hold the experts in MXFP4; they become plain weights while l
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import GateClamp
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
@@ -15,6 +13,8 @@ from orca_jax.model.families.experts import HARMLESS, read_experts
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, refusal
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import GateClamp
 
 _YARN = {
     "rope_type": "yarn",
@@ -28,12 +28,14 @@ _YARN = {
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     stored = hf.get("quantization_config")
-    if stored is not None and not (isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"):
-        raise refusal("quantization_config", "must be absent or have the quant_method mxfp4", stored)
-    bias, experts = (
-        get_bool(hf, "attention_bias", True),
-        read_experts(hf, "num_local_experts", (128, 4), is_normalised=True),
-    )
+    if stored is not None and not (
+        isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
+    ):
+        raise refusal(
+            "quantization_config", "must be absent or have the quant_method mxfp4", stored
+        )
+    bias = get_bool(hf, "attention_bias", True)
+    experts = read_experts(hf, "num_local_experts", (128, 4), is_normalised=True)
     clamp = GateClamp(get_float(hf, "swiglu_limit", 7.0), get_float(hf, "swiglu_alpha", 1.702))
     windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (True, False), 128)
     return {

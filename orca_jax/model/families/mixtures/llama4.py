@@ -7,15 +7,15 @@ temperature after `floor_scale` tokens. Texts are at most as long as neither has
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight, paired, words
+from orca_jax.model.families.base import Weight, paired, rows_if, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
 _MLP = "layers.{layer}.feed_forward"
 _KINDS = ("chunked_attention", "full_attention")
@@ -24,9 +24,14 @@ _KINDS = ("chunked_attention", "full_attention")
 def _numbers(hf: HfConfig, key: str, allowed: range, default: list[int]) -> list[int]:
     """A list of integers of a range; the default in place of null."""
     values = hf.get(key)
-    values = default if values is None else values
-    if not isinstance(values, list) or any(type(value) is not int or value not in allowed for value in values):
-        raise refusal(key, f"must be a list of integers from {allowed.start} to {allowed.stop - 1}", values)
+    if values is None:
+        values = default
+    if not isinstance(values, list) or any(
+        type(value) is not int or value not in allowed for value in values
+    ):
+        raise refusal(
+            key, f"must be a list of integers from {allowed.start} to {allowed.stop - 1}", values
+        )
     return values
 
 
@@ -36,41 +41,53 @@ def _longest(hf: HfConfig, config: ModelConfig, has_rope: tuple[bool, ...]) -> i
     limits = [config.max_positions]
     if hf.get("attention_chunk_size", 8192) is not None:
         limits.append(get_int(hf, "attention_chunk_size", 8192))
-    is_tuned, start = hf.get("attn_temperature_tuning", True), get_int(hf, "floor_scale", 8192)
-    is_tuned = is_tuned if isinstance(is_tuned, bool) else get_count(hf, "attn_temperature_tuning", 1) > 0
+    is_tuned = hf.get("attn_temperature_tuning", True)
+    start = get_int(hf, "floor_scale", 8192)
+    if not isinstance(is_tuned, bool):
+        is_tuned = get_count(hf, "attn_temperature_tuning", 1) > 0
     if is_tuned and not all(has_rope):  # a number in published files
         limits.append(start - 1)
     return min(limits)
 
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    layers, interval = config.num_layers, get_int(hf, "no_rope_layer_interval", 4)
+    layers = config.num_layers
+    interval = get_int(hf, "no_rope_layer_interval", 4)
     usual = [int((layer + 1) % interval != 0) for layer in range(layers)]
-    rotated = _numbers(hf, "no_rope_layers", range(2), usual) or usual  # 1: the layer has rotary positions
+    # 1: the layer has rotary positions
+    rotated = _numbers(hf, "no_rope_layers", range(2), usual) or usual
     if len(rotated) < layers or not any(rotated[:layers]):
-        raise refusal("no_rope_layers", f"must have a number for each of {layers} layers, 1 for some", rotated)
+        raise refusal(
+            "no_rope_layers", f"must have a number for each of {layers} layers, 1 for some", rotated
+        )
     has_rope = tuple(map(bool, rotated[:layers]))
     assert config.rope is not None
-    eps = config.norm_eps if get_bool(hf, "use_qk_norm", True) else 0.0
+    positions = config.rope
+    if get_bool(hf, "use_qk_norm", True):
+        positions = replace(positions, unit_eps=config.norm_eps)
     return {
         **llama.attention_biases(hf),
         "max_positions": _longest(hf, config, has_rope),
-        "rope": replace(config.rope, unit_eps=eps),
+        "rope": positions,
         "rope_pattern": has_rope,
         "experts": _experts(hf, config),
     }
 
 
 def _experts(hf: HfConfig, config: ModelConfig) -> ExpertsConfig:
-    layers, step = config.num_layers, get_int(hf, "interleave_moe_layer_step", 1)
+    layers = config.num_layers
+    step = get_int(hf, "interleave_moe_layer_step", 1)
     sparse = _numbers(hf, "moe_layers", range(layers), list(range(step - 1, layers, step)))
     if not sparse:
         key = "interleave_moe_layer_step" if hf.get("moe_layers") is None else "moe_layers"
         raise refusal(key, f"must leave a layer of {layers} with experts", hf.get(key))
-    experts = read_experts(hf, "num_local_experts", (16, 1), is_normalised=False, shared_dim=config.mlp_dim)
+    experts = read_experts(
+        hf, "num_local_experts", (16, 1), is_normalised=False, shared_dim=config.mlp_dim
+    )
     if experts.per_token != 1:
         raise refusal("num_experts_per_tok", "must be 1", experts.per_token)
-    dense, width = tuple(set(range(layers)) - set(sparse)), get_int(hf, "intermediate_size_mlp", 16384)
+    dense = tuple(set(range(layers)) - set(sparse))
+    width = get_int(hf, "intermediate_size_mlp", 16384)
     return replace(
         experts,
         weighs_inputs=True,
@@ -88,9 +105,13 @@ def _weights(config: ModelConfig) -> tuple[Weight, ...]:
     return (
         *paired(llama.weights_beside_mlp(config), config),
         Weight(f"{_MLP}.router.weight", "blocks.mlp.router", transpose=True),
-        *joined_experts(f"{experts}.gate_up_proj", f"{experts}.down_proj", config.mlp_dim, transpose=False),
+        *joined_experts(
+            f"{experts}.gate_up_proj", f"{experts}.down_proj", config.mlp_dim, transpose=False
+        ),
         *llama.mlp_weights(f"{_MLP}.shared_expert", "blocks.mlp.shared.mlp", bias=False),
-        *(llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False) if config.experts.dense_layers else ()),
+        *rows_if(
+            config.experts.dense_layers, *llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
+        ),
     )
 
 

@@ -3,21 +3,30 @@
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight
+from orca_jax.model.families.base import Weight, rows_if, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, joined_experts, read_experts
 from orca_jax.model.families.rope import RopeRules, read_rope
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, layer_list, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_count,
+    get_int,
+    layer_list,
+    refusal,
+)
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
 _MLP = "layers.{layer}.mlp"
 _KEYS = frozenset({"attention_bias", "moe_intermediate_size", "num_experts", "num_experts_per_tok"})
 
 
-def _mixture(hf: HfConfig, defaults: tuple[int, int, int], *, is_normalised: bool = True) -> dict[str, Any]:
+def _mixture(
+    hf: HfConfig, defaults: tuple[int, int, int], *, is_normalised: bool = True
+) -> dict[str, Any]:
     """The fields of Qwen3: a norm of each head, biases, and experts, by their number, that of a token and the width."""
     return {
         **llama.attention_biases(hf),
@@ -32,8 +41,10 @@ def _flint(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     layers = config.num_layers
     pattern = tuple(layer > 1 and layer % 4 != 1 and layer < layers - 1 for layer in range(layers))
     windows = windows_of_pattern(hf, layers, config.max_positions, pattern, 513)
+    dense = [0, 1]
     named = hf.get("mlp_only_layers")
-    dense = [0, 1] if named is None else layer_list("mlp_only_layers", named, layers)
+    if named is not None:
+        dense = layer_list("mlp_only_layers", named, layers)
     if {*range(layers)} <= {*dense}:
         raise refusal("mlp_only_layers", "must leave a layer with experts", named)
     fields = _mixture(hf, (256, 6, 512), is_normalised=get_bool(hf, "norm_topk_prob", True))
@@ -66,12 +77,18 @@ def _of_flint(config: ModelConfig) -> tuple[Weight, ...]:
 
 def _mellum(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (False,), 1024)
-    local, _ = read_rope(hf, config.head_dim, config.max_positions, RopeRules(None, part="sliding_attention"))
+    local, _ = read_rope(
+        hf, config.head_dim, config.max_positions, RopeRules(None, part="sliding_attention")
+    )
     if hf.get("rope_scaling") is not None:
-        raise refusal("rope_scaling", "must be null: rope_parameters has all types", hf["rope_scaling"])
+        raise refusal(
+            "rope_scaling", "must be null: rope_parameters has all types", hf["rope_scaling"]
+        )
     kinds = hf.get("mlp_layer_types")
     if kinds is not None and kinds != ["sparse"] * config.num_layers:
-        raise refusal("mlp_layer_types", f"must be sparse for each of {config.num_layers} layers", kinds)
+        raise refusal(
+            "mlp_layer_types", f"must be sparse for each of {config.num_layers} layers", kinds
+        )
     fields = _mixture(hf, (64, 8, 896), is_normalised=get_bool(hf, "norm_topk_prob", True))
     return {**fields, **windows._asdict(), "windowed_rope": local}
 
@@ -79,11 +96,15 @@ def _mellum(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 def _aria(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     if config.activation != "silu":
         raise refusal("hidden_act", "must be silu for aria_text", hf["hidden_act"])
-    count, per_token = get_int(hf, "moe_num_experts", 8), get_int(hf, "moe_topk", 2)
+    count = get_int(hf, "moe_num_experts", 8)
+    per_token = get_int(hf, "moe_topk", 2)
     if per_token > count:
         raise refusal("moe_topk", f"must be at most moe_num_experts {count}", per_token)
     shared = get_count(hf, "moe_num_shared_experts", 2) * config.mlp_dim
-    return {**llama.attention_biases(hf), "experts": ExpertsConfig(count, per_token, True, shared, shared_gate=False)}
+    return {
+        **llama.attention_biases(hf),
+        "experts": ExpertsConfig(count, per_token, True, shared, shared_gate=False),
+    }
 
 
 def _of_aria(config: ModelConfig) -> tuple[Weight, ...]:
@@ -93,8 +114,13 @@ def _of_aria(config: ModelConfig) -> tuple[Weight, ...]:
     return (
         *llama.weights_beside_mlp(config),
         Weight(f"{_MLP}.router.weight", "blocks.mlp.router", transpose=True),
-        *joined_experts(f"{_MLP}.experts.fc1.weight", f"{_MLP}.experts.fc2.weight", config.mlp_dim, transpose=False),
-        *(shared if experts.shared_dim else ()),
+        *joined_experts(
+            f"{_MLP}.experts.fc1.weight",
+            f"{_MLP}.experts.fc2.weight",
+            config.mlp_dim,
+            transpose=False,
+        ),
+        *rows_if(experts.shared_dim, *shared),
     )
 
 
@@ -104,7 +130,10 @@ FLINT = near_llama(
     "Flint",
     LlamaShape(),
     _flint,
-    _KEYS | {"layer_types", "mlp_only_layers", "norm_topk_prob", "shared_expert_intermediate_size", "sliding_window"},
+    _KEYS
+    | words(
+        "layer_types mlp_only_layers norm_topk_prob shared_expert_intermediate_size sliding_window"
+    ),
     _of_flint,
     fixed={"decoder_sparse_step": (1, None)},
     harmless=HARMLESS,
@@ -118,7 +147,8 @@ _MELLUM = near_llama(
     _KEYS | {"layer_types", "mlp_layer_types", "norm_topk_prob", "sliding_window"},
     lambda config: (*llama.weights_beside_mlp(config), *expert_weights(_MLP)),
     aliases={"num_local_experts": "num_experts"},
-    harmless=HARMLESS | {"mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "num_nextn_predict_layers"},
+    harmless=HARMLESS
+    | {"mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "num_nextn_predict_layers"},
 )
 MELLUM = replace(_MELLUM, keys=_MELLUM.keys - {"rope_theta"})
 ARIA_TEXT = near_llama(

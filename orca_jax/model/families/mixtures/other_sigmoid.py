@@ -4,18 +4,23 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import RouterConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.dense.partly_rotated import rotated_windows
 from orca_jax.model.families.experts import HARMLESS, read_experts
 from orca_jax.model.families.mixtral import expert_weights
-from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, dense_layers_first, grouped_experts, mixture_weights
+from orca_jax.model.families.mixtures.sigmoid import (
+    GROUPED_KEYS,
+    dense_layers_first,
+    grouped_experts,
+    mixture_weights,
+)
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
-from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.model.families.windows import all_but_each, windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import RouterConfig
 
 _MLP = "layers.{layer}.mlp"
 _ALIASES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
@@ -29,11 +34,14 @@ _AFMOE_NORMS = {
 
 def _minimax_m2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """Published files give the rotated dimensions by their number."""
-    rope, rotated = config.rope, get_count(hf, "rotary_dim", 0)
+    rope = config.rope
+    rotated = get_count(hf, "rotary_dim", 0)
     assert rope is not None, "read_shape reads them"
     if rotated and rope.rotated_dim is None and hf.get("partial_rotary_factor") is None:
         if rotated > config.head_dim or rotated % 2:
-            raise refusal("rotary_dim", f"must be an even number up to head_dim {config.head_dim}", rotated)
+            raise refusal(
+                "rotary_dim", f"must be an even number up to head_dim {config.head_dim}", rotated
+            )
         rope = replace(rope, rotated_dim=rotated)
     experts = read_experts(hf, "num_local_experts", (256, 8), is_normalised=True)
     experts = replace(experts, router=RouterConfig("sigmoid", has_bias=True))
@@ -41,11 +49,15 @@ def _minimax_m2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 
 def _of_minimax_m2(config: ModelConfig) -> tuple[Weight, ...]:
-    bias = Weight("layers.{layer}.block_sparse_moe.e_score_correction_bias", "blocks.mlp.choice_bias")
+    bias = Weight(
+        "layers.{layer}.block_sparse_moe.e_score_correction_bias", "blocks.mlp.choice_bias"
+    )
     return *llama.weights_beside_mlp(config), *expert_weights(), bias
 
 
-def _ungrouped(hf: HfConfig, config: ModelConfig, defaults: tuple[int, int, int], **options: Any) -> dict[str, Any]:
+def _ungrouped(
+    hf: HfConfig, config: ModelConfig, defaults: tuple[int, int, int], **options: Any
+) -> dict[str, Any]:
     """The fields of `grouped_experts` for a router without groups, whose weights are always normalised."""
     found = grouped_experts(hf, config, defaults, **options)
     if found["experts"].router.groups != 1:
@@ -56,10 +68,15 @@ def _ungrouped(hf: HfConfig, config: ModelConfig, defaults: tuple[int, int, int]
 
 
 def _renamed(rows: tuple[Weight, ...], names: dict[str, str]) -> tuple[Weight, ...]:
-    """The rows with other names of tensors; `names` has ours by theirs, and each is replaced in turn."""
-    for theirs, ours in names.items():
-        rows = tuple(replace(row, key=row.key.replace(ours, theirs)) for row in rows)
-    return rows
+    """The rows with other names of tensors: theirs by our names, of which the longest in a key is replaced."""
+    return tuple(replace(row, key=_theirs(row.key, names)) for row in rows)
+
+
+def _theirs(key: str, names: dict[str, str]) -> str:
+    for ours in sorted(names, key=len, reverse=True):
+        if ours in key:
+            return key.replace(ours, names[ours])
+    return key
 
 
 def _hy_v3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -74,9 +91,9 @@ def _hy_v3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _of_hy_v3(config: ModelConfig) -> tuple[Weight, ...]:
     names = {
-        f"{_MLP}.expert_bias": f"{_MLP}.gate.e_score_correction_bias",
-        f"{_MLP}.router.gate.": f"{_MLP}.gate.",
-        f"{_MLP}.shared_mlp.": f"{_MLP}.shared_experts.",
+        f"{_MLP}.gate.e_score_correction_bias": f"{_MLP}.expert_bias",
+        f"{_MLP}.gate.": f"{_MLP}.router.gate.",
+        f"{_MLP}.shared_experts.": f"{_MLP}.shared_mlp.",
     }
     rows = _renamed(mixture_weights(config), names)
     return *llama.weights_beside_mlp(config), *rows
@@ -93,17 +110,20 @@ def _exaone_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 
 def _of_exaone_moe(config: ModelConfig) -> tuple[Weight, ...]:
-    names = {f"{_MLP}.e_score_correction_bias": f"{_MLP}.gate.e_score_correction_bias"}
+    names = {f"{_MLP}.gate.e_score_correction_bias": f"{_MLP}.e_score_correction_bias"}
     return *llama.weights_beside_mlp(config), *_renamed(mixture_weights(config), names)
 
 
 def _afmoe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """Layers without a window have no rope."""
-    period, default = get_int(hf, "global_attn_every_n_layers", 4), {"n_shared_experts": 2}
-    pattern = (True,) if period > config.num_layers else (*(True,) * (period - 1), False)
+    period = get_int(hf, "global_attn_every_n_layers", 4)
+    default = {"n_shared_experts": 2}
+    pattern = all_but_each(period, config.num_layers)
     windows = windows_of_pattern(hf, config.num_layers, config.max_positions, pattern, 1024)
     num_dense = get_count(hf, "num_dense_layers", 1)
-    scale = config.embed_dim**0.5 if get_bool(hf, "mup_enabled", False) else 1.0
+    scale = 1.0
+    if get_bool(hf, "mup_enabled", False):
+        scale = config.embed_dim**0.5
     return {
         **windows._asdict(),
         **_ungrouped(hf, config, (64, 6, 1408), num_dense=num_dense, others=default),
@@ -117,8 +137,8 @@ def _afmoe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _of_afmoe(config: ModelConfig) -> tuple[Weight, ...]:
     names = {
-        f"{_MLP}.expert_bias": f"{_MLP}.gate.e_score_correction_bias",
-        f"{_MLP}.router.gate.": f"{_MLP}.gate.",
+        f"{_MLP}.gate.e_score_correction_bias": f"{_MLP}.expert_bias",
+        f"{_MLP}.gate.": f"{_MLP}.router.gate.",
     }
     return (
         *llama.outer_weights(config, _AFMOE_NORMS),
@@ -164,7 +184,9 @@ EXAONE_MOE = near_llama(
     LlamaShape(1e-5),
     _exaone_moe,
     GROUPED_KEYS
-    | {"first_k_dense_replace", "layer_types", "mlp_layer_types", "sliding_window", "sliding_window_pattern"},
+    | words(
+        "first_k_dense_replace layer_types mlp_layer_types sliding_window sliding_window_pattern"
+    ),
     _of_exaone_moe,
     aliases=_ALIASES,
     harmless=HARMLESS | {"num_nextn_predict_layers"},
@@ -176,7 +198,8 @@ AFMOE = near_llama(
     "Afmoe",
     LlamaShape(1e-5),
     _afmoe,
-    GROUPED_KEYS | words("global_attn_every_n_layers layer_types mup_enabled num_dense_layers sliding_window"),
+    GROUPED_KEYS
+    | words("global_attn_every_n_layers layer_types mup_enabled num_dense_layers sliding_window"),
     _of_afmoe,
     aliases={**_ALIASES, "route_scale": "routed_scaling_factor"},
     fixed={
@@ -184,6 +207,7 @@ AFMOE = near_llama(
         "score_func": ("sigmoid", None),
         "route_norm": (True, None),
     },
-    harmless=HARMLESS | {"load_balance_coeff", "num_expert_groups", "num_limited_groups", "use_grouped_mm"},
+    harmless=HARMLESS
+    | {"load_balance_coeff", "num_expert_groups", "num_limited_groups", "use_grouped_mm"},
 )
 OTHER_SIGMOID: tuple[Family, ...] = (MINIMAX_M2, HY_V3, EXAONE_MOE, AFMOE)

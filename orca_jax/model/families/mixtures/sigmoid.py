@@ -6,15 +6,22 @@ The first layers of GLM-4.5 and dots.llm1 have no experts.
 from collections.abc import Mapping
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, words
+from orca_jax.model.families.base import Family, Weight, rows_if, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_count,
+    get_float,
+    get_int,
+    refusal,
+)
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
 _MLP = "layers.{layer}.mlp"
 GROUPED_KEYS = words(
@@ -22,7 +29,8 @@ GROUPED_KEYS = words(
     "routed_scaling_factor topk_group"
 )
 """The keys read by `grouped_experts`."""
-_NEXT_TOKENS = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})  # further layers, which are skipped
+# further layers, which are skipped
+_NEXT_TOKENS = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})
 _ALIASES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
 
 
@@ -48,16 +56,30 @@ def grouped_experts(
     Raises:
         ConfigError: a number is wrong, or groups do not divide the experts.
     """
-    count, per_token = get_int(hf, "n_routed_experts", defaults[0]), get_int(hf, "num_experts_per_tok", defaults[1])
+    count = get_int(hf, "n_routed_experts", defaults[0])
+    per_token = get_int(hf, "num_experts_per_tok", defaults[1])
     width = get_int(hf, "moe_intermediate_size", defaults[2])
-    others = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0, **others}
-    groups, used = get_int(hf, "n_group", others["n_group"]), get_int(hf, "topk_group", others["topk_group"])
+    others = {
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0,
+        **others,
+    }
+    groups = get_int(hf, "n_group", others["n_group"])
+    used = get_int(hf, "topk_group", others["topk_group"])
     if count % groups or used > groups or (groups > 1 and count < 2 * groups):
-        raise refusal("n_group", f"must divide the {count} experts into groups of two or more, at least {used}", groups)
+        raise refusal(
+            "n_group",
+            f"must divide the {count} experts into groups of two or more, at least {used}",
+            groups,
+        )
     if per_token > count // groups * used:
         raise refusal("num_experts_per_tok", f"must be at most {count // groups * used}", per_token)
     if num_dense >= config.num_layers:
-        raise refusal("first_k_dense_replace", f"must be less than the {config.num_layers} layers", num_dense)
+        raise refusal(
+            "first_k_dense_replace", f"must be less than the {config.num_layers} layers", num_dense
+        )
     router = RouterConfig(
         "sigmoid",
         has_bias=True,
@@ -88,9 +110,15 @@ def dense_layers_first(hf: HfConfig, num_layers: int, default: int) -> int:
     kinds = hf.get("mlp_layer_types")
     if kinds is None:
         return default
-    number = kinds.count("dense") if isinstance(kinds, list) else -1
+    number = 0
+    if isinstance(kinds, list):
+        number = kinds.count("dense")
     if kinds != ["dense"] * number + ["sparse"] * (num_layers - number):
-        raise refusal("mlp_layer_types", f"must be dense for the first of {num_layers} layers, then sparse", kinds)
+        raise refusal(
+            "mlp_layer_types",
+            f"must be dense for the first of {num_layers} layers, then sparse",
+            kinds,
+        )
     return number
 
 
@@ -98,19 +126,14 @@ def mixture_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights of experts, of their router, of the shared one and of the layers without experts."""
     experts = config.experts
     assert experts is not None, "the families of this file have experts"
+    bias = Weight(f"{_MLP}.gate.e_score_correction_bias", "blocks.mlp.choice_bias")
+    shared = llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
+    dense = llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
     return (
         *expert_weights(_MLP),
-        *(
-            (Weight(f"{_MLP}.gate.e_score_correction_bias", "blocks.mlp.choice_bias"),)
-            if experts.router.has_bias
-            else ()
-        ),
-        *(
-            llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
-            if experts.shared_dim
-            else ()
-        ),
-        *(llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False) if experts.dense_layers else ()),
+        *rows_if(experts.router.has_bias, bias),
+        *rows_if(experts.shared_dim, *shared),
+        *rows_if(experts.dense_layers, *dense),
     )
 
 
@@ -135,8 +158,11 @@ def _solar_open(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _dots1(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     num_dense = get_count(hf, "first_k_dense_replace", 0)
-    first, layers = get_count(hf, "max_window_layers", 62), config.num_layers
-    pattern = tuple(hf.get("sliding_window", 4096) is not None and layer >= first for layer in range(layers))
+    first = get_count(hf, "max_window_layers", 62)
+    layers = config.num_layers
+    pattern = tuple(
+        hf.get("sliding_window", 4096) is not None and layer >= first for layer in range(layers)
+    )
     return {
         **grouped_experts(hf, config, (128, 6, 1408), num_dense=num_dense, is_normalised=False),
         **llama.attention_biases(hf),
@@ -173,7 +199,8 @@ DOTS1 = near_llama(
     "Dots1",
     LlamaShape(),
     _dots1,
-    GROUPED_KEYS | {"attention_bias", "first_k_dense_replace", "layer_types", "max_window_layers", "sliding_window"},
+    GROUPED_KEYS
+    | words("attention_bias first_k_dense_replace layer_types max_window_layers sliding_window"),
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | _NEXT_TOKENS,

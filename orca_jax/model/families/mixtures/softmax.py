@@ -5,17 +5,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, paired, words
-from orca_jax.model.families.dense.hunyuan import HUNYUAN_HARMLESS, HUNYUAN_SHAPE, attention_of_hunyuan, hunyuan_fields
+from orca_jax.model.families.base import Family, Weight, paired, rows_if, words
+from orca_jax.model.families.dense.hunyuan import (
+    HUNYUAN_HARMLESS,
+    HUNYUAN_SHAPE,
+    attention_of_hunyuan,
+    hunyuan_fields,
+)
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
 from orca_jax.model.families.mixtral import expert_weights as mixtral_experts
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_count,
+    get_float,
+    get_int,
+    refusal,
+)
 from orca_jax.model.families.windows import window_of_all
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
 _MLP = "layers.{layer}.mlp"
 
@@ -23,7 +35,11 @@ _MLP = "layers.{layer}.mlp"
 def _phimoe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     experts = read_experts(hf, "num_local_experts", (16, 2), is_normalised=False)
     if experts.per_token != 2:
-        raise refusal("num_experts_per_tok", "must be 2, as transformers chooses two experts", experts.per_token)
+        raise refusal(
+            "num_experts_per_tok",
+            "must be 2, as transformers chooses two experts",
+            experts.per_token,
+        )
     has_bias = get_bool(hf, "lm_head_bias", False)
     if has_bias and get_bool(hf, "tie_word_embeddings", False):
         raise refusal("lm_head_bias", "must be false where tie_word_embeddings is true", has_bias)
@@ -31,7 +47,8 @@ def _phimoe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     if rope is not None and rope.kind == "longrope":
         scaling = hf.get("rope_scaling") or hf["rope_parameters"]
         rope = replace(rope, attention_factor=get_float(scaling, "short_mscale"))
-    reach = 2 * get_float(hf, "router_jitter_noise", 0.01)  # of training, but it masks experts in inference as well
+    # of training, but it masks experts in inference as well
+    reach = 2 * get_float(hf, "router_jitter_noise", 0.01)
     return {
         **llama.attention_biases(hf),
         "norm": "layernorm",
@@ -47,7 +64,9 @@ def _of_phimoe(config: ModelConfig) -> tuple[Weight, ...]:
     rows = llama.weights_beside_mlp(config)
     names = ("norm.scale", "head.table") if config.head_bias else ("norm.scale",)
     biases = (
-        replace(row, key=row.key.replace(".weight", ".bias"), path=f"{row.path.rpartition('.')[0]}.bias")
+        replace(
+            row, key=row.key.replace(".weight", ".bias"), path=f"{row.path.rpartition('.')[0]}.bias"
+        )
         for row in rows
         if row.path.endswith(names)
     )
@@ -56,14 +75,23 @@ def _of_phimoe(config: ModelConfig) -> tuple[Weight, ...]:
 
 def _ernie(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     layers = config.num_layers
-    first, last = get_count(hf, "moe_layer_start_index", 1), hf.get("moe_layer_end_index")
-    last = layers - 1 if last is None or last == -1 else get_count(hf, "moe_layer_end_index", 0)
+    first = get_count(hf, "moe_layer_start_index", 1)
+    last = layers - 1
+    if hf.get("moe_layer_end_index") not in (None, -1):
+        last = get_count(hf, "moe_layer_end_index", 0)
     interval = get_int(hf, "moe_layer_interval", 1)
-    dense = tuple(layer for layer in range(layers) if (layer + 1) % interval or not first <= layer <= last)
+    dense = tuple(
+        layer for layer in range(layers) if (layer + 1) % interval or not first <= layer <= last
+    )
     if len(dense) == layers:
-        raise refusal("moe_layer_start_index", "and moe_layer_end_index must leave a layer with experts", first)
+        raise refusal(
+            "moe_layer_start_index",
+            "and moe_layer_end_index must leave a layer with experts",
+            first,
+        )
     width = get_int(hf, "moe_intermediate_size", 1536)
-    count, per_token = get_int(hf, "moe_num_experts", 64), get_int(hf, "moe_k", 6)
+    count = get_int(hf, "moe_num_experts", 64)
+    per_token = get_int(hf, "moe_k", 6)
     if per_token > count:
         raise refusal("moe_k", f"must be at most moe_num_experts {count}", per_token)
     experts = ExpertsConfig(
@@ -82,12 +110,15 @@ def _of_ernie(config: ModelConfig) -> tuple[Weight, ...]:
     experts = config.experts
     assert experts is not None, "the family has experts"
     shared = llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
+    dense = llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
     return (
         *paired(llama.weights_beside_mlp(config), config),
         *expert_weights(_MLP),
-        Weight(f"{_MLP}.moe_statics.e_score_correction_bias", "blocks.mlp.choice_bias", is_row=True),
-        *(shared if experts.shared_dim else ()),
-        *(llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False) if experts.dense_layers else ()),
+        Weight(
+            f"{_MLP}.moe_statics.e_score_correction_bias", "blocks.mlp.choice_bias", is_row=True
+        ),
+        *rows_if(experts.shared_dim, *shared),
+        *rows_if(experts.dense_layers, *dense),
     )
 
 
@@ -103,7 +134,8 @@ def _one_of_all(hf: HfConfig, key: str, default: int) -> int:
 
 def _hunyuan(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """The experts are as wide as the shared one: transformers reads no other width."""
-    count, per_token = _one_of_all(hf, "num_experts", 1), _one_of_all(hf, "moe_topk", 1)
+    count = _one_of_all(hf, "num_experts", 1)
+    per_token = _one_of_all(hf, "moe_topk", 1)
     if per_token > count:
         raise refusal("moe_topk", f"must be at most num_experts {count}", per_token)
     experts = ExpertsConfig(count, per_token, shared_dim=config.mlp_dim, shared_gate=False)
@@ -126,10 +158,16 @@ PHIMOE = near_llama(
     "Phimoe",
     LlamaShape(
         1e-5,
-        rules=RopeRules(theta=1e6, kinds=("default", "longrope"), notes=frozenset({"short_mscale", "long_mscale"})),
+        rules=RopeRules(
+            theta=1e6,
+            kinds=("default", "longrope"),
+            notes=frozenset({"short_mscale", "long_mscale"}),
+        ),
     ),
     _phimoe,
-    words("attention_bias lm_head_bias num_experts_per_tok num_local_experts router_jitter_noise sliding_window"),
+    words(
+        "attention_bias lm_head_bias num_experts_per_tok num_local_experts router_jitter_noise sliding_window"
+    ),
     _of_phimoe,
     aliases={"num_experts": "num_local_experts"},
     harmless=(HARMLESS - {"router_jitter_noise"}) | {"input_jitter_noise"},
@@ -147,7 +185,8 @@ ERNIE4_5_MOE = near_llama(
     _of_ernie,
     fixed={"use_bias": (False, None)},
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
-    harmless=HARMLESS | {"moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"},
+    harmless=HARMLESS
+    | {"moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"},
     ignored=re.compile(r"(model\.)?mtp_.*"),
 )
 HUNYUAN_V1_MOE = near_llama(
@@ -159,6 +198,8 @@ HUNYUAN_V1_MOE = near_llama(
     frozenset({"attention_bias", "moe_topk", "num_experts"}),
     _of_hunyuan,
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
-    harmless=HARMLESS | HUNYUAN_HARMLESS | {"moe_intermediate_size", "num_shared_expert", "norm_topk_prob"},
+    harmless=HARMLESS
+    | HUNYUAN_HARMLESS
+    | {"moe_intermediate_size", "num_shared_expert", "norm_topk_prob"},
 )
 SOFTMAX: tuple[Family, ...] = (PHIMOE, ERNIE4_5_MOE, HUNYUAN_V1_MOE)

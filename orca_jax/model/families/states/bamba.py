@@ -4,15 +4,26 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import JoinedPart, Weight, linear
+from orca_jax.model.families.base import JoinedPart, Weight, linear, rows_if, with_change
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
-from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_int, is_number, layer_list, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_conv_width,
+    get_int,
+    is_number,
+    layer_list,
+    refusal,
+)
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MambaConfig, MixerName
 
 _NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_ff_layernorm"}
-_SIZES = frozenset({"n_heads", "d_head", "n_groups", "d_state", "d_conv", "expand", "conv_bias", "proj_bias"})
+_SIZES = frozenset(
+    {"n_heads", "d_head", "n_groups", "d_state", "d_conv", "expand", "conv_bias", "proj_bias"}
+)
+_INFINITY = {"__float__": "Infinity"}  # as transformers 5.23 writes it, since JSON has none
 MAMBA_KEYS = frozenset(f"mamba_{name}" for name in _SIZES) | {"time_step_limit"}
 """The keys read by `read_mamba`."""
 
@@ -20,11 +31,15 @@ MAMBA_KEYS = frozenset(f"mamba_{name}" for name in _SIZES) | {"time_step_limit"}
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     if config.rope is None or config.rope.rotated_dim != config.head_dim // 2:
         raise refusal("partial_rotary_factor", "must be 0.5 for bamba", hf.get("rope_parameters"))
-    full, layers = hf.get("attn_layer_indices"), range(config.num_layers)
-    full = [] if full is None else layer_list("attn_layer_indices", full, config.num_layers)
-    mixers: list[MixerName] = ["attention" if layer in full else "mamba" for layer in layers]
-    mamba = read_mamba(hf, config) if "mamba" in mixers else None
-    return {**biases(hf), "mixer_pattern": tuple(mixers), "mamba": mamba}
+    mixers: list[MixerName] = ["mamba"] * config.num_layers
+    full = hf.get("attn_layer_indices")
+    if full is not None:
+        for layer in layer_list("attn_layer_indices", full, config.num_layers):
+            mixers[layer] = "attention"
+    fields = {**biases(hf), "mixer_pattern": tuple(mixers)}
+    if "mamba" in mixers:
+        fields["mamba"] = read_mamba(hf, config)
+    return fields
 
 
 def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> MambaConfig:
@@ -35,18 +50,37 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
     """
     if config.activation != "silu":
         raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
-    heads, groups = get_int(hf, "mamba_n_heads", 128), get_int(hf, "mamba_n_groups", 1)
+    heads = get_int(hf, "mamba_n_heads", 128)
+    groups = get_int(hf, "mamba_n_groups", 1)
     expanded = get_int(hf, "mamba_expand", 2) * config.embed_dim
-    inner = expanded if inner is None else inner
+    if inner is None:
+        inner = expanded
     if heads % groups or inner % heads:
-        raise refusal("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}", heads)
+        raise refusal(
+            "mamba_n_heads",
+            f"must divide {inner} and be a multiple of mamba_n_groups {groups}",
+            heads,
+        )
     width = get_conv_width(hf, "mamba_d_conv", 4)
-    if hf.get("mamba_d_head") not in (None, "auto") and get_int(hf, "mamba_d_head") != inner // heads:
+    if (
+        hf.get("mamba_d_head") not in (None, "auto")
+        and get_int(hf, "mamba_d_head") != inner // heads
+    ):
         raise refusal("mamba_d_head", f'must be {inner // heads} or "auto"', hf["mamba_d_head"])
     limits = hf.get("time_step_limit")
-    limits = [0.0, math.inf] if limits is None else limits
-    if not isinstance(limits, list) or len(limits) != 2 or not all(map(is_number, limits)) or not limits[0] < limits[1]:
-        raise refusal("time_step_limit", "must be a list of two numbers, the smaller one first", limits)
+    if limits is None:
+        limits = [0.0, math.inf]
+    if isinstance(limits, list):
+        limits = [math.inf if each == _INFINITY else each for each in limits]
+    if (
+        not isinstance(limits, list)
+        or len(limits) != 2
+        or not all(map(is_number, limits))
+        or not limits[0] < limits[1]
+    ):
+        raise refusal(
+            "time_step_limit", "must be a list of two numbers, the smaller one first", limits
+        )
     return MambaConfig(
         num_heads=heads,
         head_dim=inner // heads,
@@ -62,32 +96,49 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     outer = []
-    for row in llama.outer_weights(config):
-        key = "final_layernorm.weight" if row.path == "final_norm.scale" else row.key
+    rows = llama.outer_weights(config)
+    for row in with_change(rows, "final_norm.scale", key="final_layernorm.weight"):
+        key = row.key
         for theirs, ours in _NORMS.items():
             key = key.replace(f".{theirs}.", f".{ours}.")
         outer.append(replace(row, key=key))
     return (
         *outer,
-        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
-        *(mamba_weights(config.mamba, "layers.{layer}.mamba") if config.mamba is not None else ()),
+        *rows_if("attention" in config.mixers, *llama.attention_weights(config)),
+        *mamba_weights(config.mamba, "layers.{layer}.mamba"),
         *llama.mlp_weights("layers.{layer}.feed_forward", "blocks.mlp", bias=config.mlp_bias),
     )
 
 
-def mamba_weights(sizes: MambaConfig, key: str) -> tuple[Weight, ...]:
-    """The weights of Mamba-2, whose tensors are below `key`."""
-    ours, rows = "blocks.mamba", []
+def mamba_weights(sizes: MambaConfig | None, key: str) -> tuple[Weight, ...]:
+    """The weights of Mamba-2, whose tensors are below `key`; none without sizes."""
+    if sizes is None:
+        return ()
+    ours = "blocks.mamba"
+    rows: list[Weight] = []
     channels = (sizes.values, sizes.keys)
     for index, name in enumerate(("gate", "value", "key", "step")):
         part = JoinedPart(index, (sizes.values, *channels, sizes.num_heads))
-        rows += [replace(row, part=part) for row in linear(f"{key}.in_proj", f"{ours}.{name}", bias=sizes.has_bias)]
+        rows += [
+            replace(row, part=part)
+            for row in linear(f"{key}.in_proj", f"{ours}.{name}", bias=sizes.has_bias)
+        ]
     for index, prefix in enumerate(("", "key_")):
         part = JoinedPart(index, channels)
-        rows.append(Weight(f"{key}.conv1d.weight", f"{ours}.{prefix}taps", transpose=True, part=part, is_conv=True))
+        rows.append(
+            Weight(
+                f"{key}.conv1d.weight",
+                f"{ours}.{prefix}taps",
+                transpose=True,
+                part=part,
+                is_conv=True,
+            )
+        )
         if sizes.has_conv_bias:
             rows.append(Weight(f"{key}.conv1d.bias", f"{ours}.{prefix}bias", part=part))
-    names = {"A_log": "rate", "dt_bias": "step_bias", "D": "skip"} | ({"norm.weight": "norm"} if sizes.norm else {})
+    names = {"A_log": "rate", "dt_bias": "step_bias", "D": "skip"}
+    if sizes.norm:
+        names["norm.weight"] = "norm"
     rows += [Weight(f"{key}.{theirs}", f"{ours}.{name}") for theirs, name in names.items()]
     return *rows, *linear(f"{key}.out_proj", f"{ours}.out", bias=sizes.has_bias)
 

@@ -8,14 +8,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight, words
+from orca_jax.model.families.base import Weight, with_change, words
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_floats, get_int, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_float,
+    get_floats,
+    get_int,
+    refusal,
+)
+from orca_jax.values.config import ModelConfig
 
-_ATTENTION, _MAMBA, _MLP = "blocks.attention_mamba.attention", "blocks.attention_mamba.mamba", "blocks.mlp"
+_ATTENTION = "blocks.attention_mamba.attention"
+_MAMBA = "blocks.attention_mamba.mamba"
+_MLP = "blocks.mlp"
 _FACTORS = words(
     "attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier "
     "mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier"
@@ -26,11 +35,13 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     bias = get_bool(hf, "projectors_bias", False)
     if bias != get_bool(hf, "mamba_proj_bias", False):
         raise refusal("projectors_bias", "must be mamba_proj_bias", bias)
-    has_width = "mamba_d_ssm" not in hf or hf["mamba_d_ssm"] is not None
-    inner = get_int(hf, "mamba_d_ssm", 1024) if has_width else None
-    is_last, has_norm = get_bool(hf, "mamba_norm_before_gate", True), get_bool(hf, "mamba_rms_norm", False)
+    inner = None
+    if hf.get("mamba_d_ssm", 1024) is not None:
+        inner = get_int(hf, "mamba_d_ssm", 1024)
+    is_last = get_bool(hf, "mamba_norm_before_gate", True)
     mamba = read_mamba(hf, config, inner)
-    mamba = replace(mamba, norm=("gate_last" if is_last else "gate_first") if has_norm else None)
+    if get_bool(hf, "mamba_rms_norm", False):
+        mamba = replace(mamba, norm="gate_last" if is_last else "gate_first")
     return {
         **biases(hf),
         "mixer_pattern": ("attention_mamba",),
@@ -47,7 +58,8 @@ def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:
 
     def of(path: str, *factors: float, before: float = 1.0) -> None:
         """Multiply equal parts of the results of a linear layer by `factors`, and its inputs by `before`."""
-        found[f"{path}.kernel"], found[f"{path}.bias"] = tuple(factor * before for factor in factors), factors
+        found[f"{path}.kernel"] = tuple(factor * before for factor in factors)
+        found[f"{path}.bias"] = factors
 
     attended = get_float(hf, "attention_in_multiplier", 1.0)
     of(f"{_ATTENTION}.query", 1.0, before=attended)
@@ -67,7 +79,9 @@ def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:
 
 def _numbers(hf: HfConfig, key: str, count: int) -> tuple[float, ...]:
     """A list of `count` positive numbers; null is ones. Raises `ConfigError` for other values."""
-    values = (1.0,) * count if hf.get(key) is None else get_floats(hf, key)
+    if hf.get(key) is None:
+        return (1.0,) * count
+    values = get_floats(hf, key)
     if len(values) != count:
         raise refusal(key, f"must have {count} numbers", values)
     return values
@@ -80,8 +94,11 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     outer = llama.outer_weights(config, names)
     mixers = *llama.attention_weights(config), *mamba_weights(config.mamba, "layers.{layer}.mamba")
     return (
-        *(replace(row, key="final_layernorm.weight") if row.path == "final_norm.scale" else row for row in outer),
-        *(replace(row, path=row.path.replace("blocks.", "blocks.attention_mamba.")) for row in mixers),
+        *with_change(outer, "final_norm.scale", key="final_layernorm.weight"),
+        *(
+            replace(row, path=row.path.replace("blocks.", "blocks.attention_mamba."))
+            for row in mixers
+        ),
         *llama.mlp_weights("layers.{layer}.feed_forward", "blocks.mlp", bias=config.mlp_bias),
     )
 
@@ -92,8 +109,13 @@ FALCON_H1 = near_llama(
     "FalconH1",
     LlamaShape(1e-5),
     _fields,
-    MAMBA_KEYS | _FACTORS | BIASES | {"mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "projectors_bias"},
+    MAMBA_KEYS
+    | _FACTORS
+    | BIASES
+    | {"mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "projectors_bias"},
     weights,
     ignored=re.compile(rf"{llama.IGNORED.pattern}|.*mup_vector"),
-    harmless=frozenset({"mamba_chunk_size", "mamba_use_mlp", "num_logits_to_keep", "use_mamba_kernels"}),
+    harmless=frozenset(
+        {"mamba_chunk_size", "mamba_use_mlp", "num_logits_to_keep", "use_mamba_kernels"}
+    ),
 )

@@ -7,16 +7,16 @@ shared one is the MLP.
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MixerName
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import JoinedPart, Weight
+from orca_jax.model.families.base import JoinedPart, Weight, rows_if
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.dense.scaled import FACTORS, granite_factors
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
 from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
 from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MixerName
 
 _MIXERS: dict[str, MixerName] = {
     "full_attention": "attention",
@@ -44,39 +44,71 @@ def _with_shared(fields: dict[str, Any], width: int) -> dict[str, Any]:
 
 def _hybrid(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     width = get_int(hf, "shared_intermediate_size", 1024)
-    kinds, older = hf.get("layer_types"), hf.get("layers_block_type")
-    name, kinds = ("layer_types", kinds) if older is None or kinds is not None else ("layers_block_type", older)
-    kinds = ["linear_attention"] * config.num_layers if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != config.num_layers or not all(kind in _MIXERS for kind in kinds):
+    name = "layer_types"
+    if hf.get(name) is None and hf.get("layers_block_type") is not None:
+        name = "layers_block_type"
+    kinds = hf.get(name)
+    if kinds is None:
+        kinds = ["linear_attention"] * config.num_layers
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != config.num_layers
+        or not all(kind in _MIXERS for kind in kinds)
+    ):
         raise refusal(name, f"must have {config.num_layers} of {', '.join(_MIXERS)}", kinds)
     if hf.get("position_embedding_type") not in _POSITIONS:
-        raise refusal("position_embedding_type", "must be rope, nope or null", hf["position_embedding_type"])
+        raise refusal(
+            "position_embedding_type", "must be rope, nope or null", hf["position_embedding_type"]
+        )
+    if get_count(hf, "num_local_experts", 8) > 0:
+        fields = _with_shared(_moe(hf, config), width)
+    else:
+        fields = {**llama.attention_biases(hf), **granite_factors(hf), "mlp_dim": width}
     mixers = tuple(_MIXERS[kind] for kind in kinds)
-    has_experts = get_count(hf, "num_local_experts", 8) > 0
-    dense = {**llama.attention_biases(hf), **granite_factors(hf), "mlp_dim": width}
+    if "mamba" in mixers:
+        fields["mamba"] = read_mamba(hf, config)
     return {
-        **(_with_shared(_moe(hf, config), width) if has_experts else dense),
+        **fields,
         "mixer_pattern": mixers,
-        "mamba": read_mamba(hf, config) if "mamba" in mixers else None,
         "rope_pattern": (hf.get("position_embedding_type") == "rope",),
     }
 
 
 def _with_sinks(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     """The fields for sinks, windows and the positions of each layer; those of a kind have one base."""
-    windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (False, True, True, True), 128)
+    windows = windows_of_pattern(
+        hf, config.num_layers, config.max_positions, (False, True, True, True), 128
+    )
     fields = {**windows._asdict(), "attention_sinks": True}
     bases = hf.get("layer_rope_theta")
     if bases is None or config.rope is None:
         return fields
-    if not isinstance(bases, list) or len(bases) != config.num_layers or not all(map(_is_base, bases)):
-        raise refusal("layer_rope_theta", f"must be a list of {config.num_layers} numbers, 0 or from 1 on", bases)
-    pattern, of_kinds = windows.window_pattern, []
+    if (
+        not isinstance(bases, list)
+        or len(bases) != config.num_layers
+        or not all(map(_is_base, bases))
+    ):
+        raise refusal(
+            "layer_rope_theta",
+            f"must be a list of {config.num_layers} numbers, 0 or from 1 on",
+            bases,
+        )
+    pattern = windows.window_pattern
+    of_kinds = []
     for kind in (False, True):
-        found = {base for layer, base in enumerate(bases) if base and pattern[layer % len(pattern)] is kind}
+        found = {
+            base
+            for layer, base in enumerate(bases)
+            if base and pattern[layer % len(pattern)] is kind
+        }
         if len(found) > 1:
-            raise refusal("layer_rope_theta", "must have one number for all layers of a type beside 0", bases)
-        of_kinds.append(replace(config.rope, theta=float(*found)) if found else config.rope)
+            raise refusal(
+                "layer_rope_theta", "must have one number for all layers of a type beside 0", bases
+            )
+        rope = config.rope
+        if found:
+            rope = replace(rope, theta=float(*found))
+        of_kinds.append(rope)
     return {
         **fields,
         "rope": of_kinds[0],
@@ -91,13 +123,16 @@ def _is_base(value: object) -> bool:
 
 def _mlp_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights of experts and of the shared one."""
-    experts, moe = config.experts, "layers.{layer}.block_sparse_moe"
+    experts = config.experts
+    moe = "layers.{layer}.block_sparse_moe"
     if experts is None:
         return _joined_mlp("blocks.mlp", config.mlp_dim)
     return (
         Weight(f"{moe}.router.layer.weight", "blocks.mlp.router", transpose=True),
-        *joined_experts(f"{moe}.input_linear.weight", f"{moe}.output_linear.weight", config.mlp_dim),
-        *(_joined_mlp("blocks.mlp.shared.mlp", experts.shared_dim) if experts.shared_dim else ()),
+        *joined_experts(
+            f"{moe}.input_linear.weight", f"{moe}.output_linear.weight", config.mlp_dim
+        ),
+        *rows_if(experts.shared_dim, *_joined_mlp("blocks.mlp.shared.mlp", experts.shared_dim)),
     )
 
 
@@ -115,14 +150,21 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     return (
         *llama.outer_weights(config),
-        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
-        *(mamba_weights(config.mamba, "layers.{layer}.mamba") if config.mamba is not None else ()),
+        *rows_if("attention" in config.mixers, *llama.attention_weights(config)),
+        *mamba_weights(config.mamba, "layers.{layer}.mamba"),
         *_mlp_weights(config),
     )
 
 
 GRANITEMOE = near_llama(
-    "granitemoe", "Granite 3 with experts", "GraniteMoe", LlamaShape(), _moe, _KEYS, weights, harmless=HARMLESS
+    "granitemoe",
+    "Granite 3 with experts",
+    "GraniteMoe",
+    LlamaShape(),
+    _moe,
+    _KEYS,
+    weights,
+    harmless=HARMLESS,
 )
 GRANITEMOESHARED = near_llama(
     "granitemoeshared",
@@ -140,7 +182,9 @@ GRANITEMOEHYBRID = near_llama(
     "GraniteMoeHybrid",
     LlamaShape(),
     _hybrid,
-    _KEYS | MAMBA_KEYS | {"layer_types", "layers_block_type", "position_embedding_type", "shared_intermediate_size"},
+    _KEYS
+    | MAMBA_KEYS
+    | {"layer_types", "layers_block_type", "position_embedding_type", "shared_intermediate_size"},
     weights,
     harmless=HARMLESS | {"mamba_chunk_size"},
 )

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import ExpertsConfig, MixerName, RouterConfig, ShortConvConfig
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, words
+from orca_jax.model.families.base import (
+    Family,
+    JoinedPart,
+    Weight,
+    head,
+    linear,
+    linears,
+    rows_if,
+    words,
+)
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
 from orca_jax.model.families.values import (
@@ -25,9 +32,18 @@ from orca_jax.model.families.values import (
     refusal,
 )
 from orca_jax.model.families.windows import read_layer_types, window_of_all
+from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import ExpertsConfig, MixerName, RouterConfig, ShortConvConfig
 
 _FULL, _SLIDING, _CONV = _TYPES = "full_attention", "sliding_attention", "conv"
-_ELSEWHERE = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_MIXERS: dict[str, MixerName] = {_FULL: "attention", _SLIDING: "attention", _CONV: "short_conv"}
+_ELSEWHERE = (
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
 _DEFAULT_ROPES = {
     _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     _FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
@@ -43,11 +59,18 @@ _CONV_PARTS = ("before", "after", "value")  # the order of their rows in one ten
 def _lfm2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
     if kinds is None:
-        full, layers = hf.get("full_attn_idxs"), range(config.num_layers)
-        full = [*layers] if full is None else layer_list("full_attn_idxs", full, config.num_layers)
+        full = hf.get("full_attn_idxs")
+        layers = range(config.num_layers)
+        if full is None:
+            full = [*layers]
+        full = layer_list("full_attn_idxs", full, config.num_layers)
         kinds = [_FULL if layer in full else _CONV for layer in layers]
     _check_activation(config, hf)
-    return {**_mixers(hf, kinds, width=3), "qk_norm": "head", "mlp_dim": _width_of_mlp(hf, config.mlp_dim)}
+    return {
+        **_mixers(hf, kinds, width=3),
+        "qk_norm": "head",
+        "mlp_dim": _width_of_mlp(hf, config.mlp_dim),
+    }
 
 
 def _lfm2_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -57,7 +80,9 @@ def _lfm2_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         raise refusal("layer_types", f"must have {config.num_layers} of {_FULL} and {_CONV}", None)
     num_dense = get_count(hf, "num_dense_layers", 2)
     if num_dense >= config.num_layers:
-        raise refusal("num_dense_layers", f"must be less than the {config.num_layers} layers", num_dense)
+        raise refusal(
+            "num_dense_layers", f"must be less than the {config.num_layers} layers", num_dense
+        )
     router = RouterConfig(
         "sigmoid",
         has_bias=get_bool(hf, "use_expert_bias", True),
@@ -87,27 +112,35 @@ def _width_of_mlp(hf: HfConfig, width: int) -> int:
         return width
     width = int(get_float(hf, "block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
     multiple = get_int(hf, "block_multiple_of", 256)
-    return multiple * -(-width // multiple)
+    return multiple * ceil_div(width, multiple)
 
 
 def _mixers(hf: HfConfig, kinds: Sequence[str], *, width: int) -> dict[str, Any]:
     """The fields for the mixers of `kinds`; `width` is the default of the convolutions."""
-    mixers: tuple[MixerName, ...] = tuple("short_conv" if kind == _CONV else "attention" for kind in kinds)
-    has_bias = get_bool(hf, "conv_bias", False)
-    width = get_conv_width(hf, "conv_L_cache", width)
-    conv = ShortConvConfig(width, has_bias) if "short_conv" in mixers else None
-    return {"mixer_pattern": mixers, "short_conv": conv}
+    conv = ShortConvConfig(
+        get_conv_width(hf, "conv_L_cache", width), get_bool(hf, "conv_bias", False)
+    )
+    fields: dict[str, Any] = {"mixer_pattern": tuple(_MIXERS[kind] for kind in kinds)}
+    if _CONV in kinds:
+        fields["short_conv"] = conv
+    return fields
 
 
 def _lfm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     _check_activation(config, hf)
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _ROPES[_SLIDING])
-    kinds = read_layer_types(hf, config.num_layers, _TYPES) or [_default_kind(i) for i in range(config.num_layers)]
+    kinds = read_layer_types(hf, config.num_layers, _TYPES) or [
+        _default_kind(i) for i in range(config.num_layers)
+    ]
     parts = hf.get("rope_parameters")
     if parts and (missing := sorted({*kinds} - {_CONV} - parts.keys())):
-        raise refusal("rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts))
+        raise refusal(
+            "rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts)
+        )
     if _SLIDING in kinds and hf.get("sliding_window", 256) is None:
-        raise refusal("sliding_window", f"must be a positive integer for layers with {_SLIDING}", None)
+        raise refusal(
+            "sliding_window", f"must be a positive integer for layers with {_SLIDING}", None
+        )
     return {
         **_mixers(hf, kinds, width=7),
         **llama.attention_biases(hf),
@@ -124,7 +157,9 @@ def _default_kind(layer: int) -> str:
     """The kind of a layer without `layer_types`."""
     if layer % 4 == 2:
         return _FULL
-    return _SLIDING if layer % 4 == 0 and layer > 0 else _CONV
+    if layer % 4 == 0 and layer > 0:
+        return _SLIDING
+    return _CONV
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -132,47 +167,55 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     names = {"operator_norm": "attention_norm", "ffn_norm": "mlp_norm"}
     if config.residual == "both_norms":
         names |= {"post_operator_norm": "attention_out_norm", "post_ffn_norm": "mlp_out_norm"}
-    norms = [Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale") for theirs, ours in names.items()]
-    mlp, attention = "layers.{layer}.feed_forward", "layers.{layer}.self_attn"
-    gate = linear(f"{attention}.gate_proj", "blocks.attention.gate", bias=False) if config.attention_gate else ()
-    attention_rows = [replace(row, key=_renamed(row.key, config)) for row in llama.attention_weights(config)]
+    norms = [
+        Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
+        for theirs, ours in names.items()
+    ]
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         *norms,
         Weight("embedding_norm.weight", "final_norm.scale"),
         *head(config),
-        *((*attention_rows, *gate) if "attention" in config.mixers else ()),
-        *(_conv(config, config.short_conv.has_bias) if config.short_conv is not None else ()),
-        *(_mlp(mlp, "blocks.mlp") if config.experts is None else _experts(mlp, config.experts)),
+        *rows_if("attention" in config.mixers, *_attention(config)),
+        *_conv(config),
+        *_mlps("layers.{layer}.feed_forward", config.experts),
     )
 
 
 def _mlp(key: str, path: str) -> tuple[Weight, ...]:
-    names = {"w1": "gate", "w3": "up", "w2": "down"}
-    return tuple(
-        row for theirs, ours in names.items() for row in linear(f"{key}.{theirs}", f"{path}.{ours}", bias=False)
-    )
+    return linears({"w1": "gate", "w3": "up", "w2": "down"}, key, path)
 
 
-def _experts(key: str, experts: ExpertsConfig) -> tuple[Weight, ...]:
+def _mlps(key: str, experts: ExpertsConfig | None) -> tuple[Weight, ...]:
+    if experts is None:
+        return _mlp(key, "blocks.mlp")
     bias = Weight(f"{key}.expert_bias", "blocks.mlp.choice_bias")
     return (
         *expert_weights(key, ("w1", "w3", "w2")),
-        *((bias,) if experts.router.has_bias else ()),
-        *(_mlp(key, "blocks.dense_mlp") if experts.dense_layers else ()),
+        *rows_if(experts.router.has_bias, bias),
+        *rows_if(experts.dense_layers, *_mlp(key, "blocks.dense_mlp")),
     )
 
 
-def _renamed(key: str, config: ModelConfig) -> str:
-    """The key of a tensor of attention."""
-    *before, name, last = key.split(".")
-    return ".".join([*before, _LFM2_NAMES.get(name, name) if config.family != "lfm3" else name, last])
+def _attention(config: ModelConfig) -> list[Weight]:
+    rows = [*llama.attention_weights(config)]
+    if config.family != "lfm3":
+        for theirs, ours in _LFM2_NAMES.items():
+            rows = [replace(row, key=row.key.replace(f".{theirs}.", f".{ours}.")) for row in rows]
+    if config.attention_gate:
+        rows += linear("layers.{layer}.self_attn.gate_proj", "blocks.attention.gate", bias=False)
+    return rows
 
 
-def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
-    conv, sizes = "layers.{layer}.conv", (config.embed_dim,) * 3
+def _conv(config: ModelConfig) -> tuple[Weight, ...]:
+    if config.short_conv is None:
+        return ()
+    has_bias = config.short_conv.has_bias
+    conv = "layers.{layer}.conv"
+    sizes = (config.embed_dim,) * 3
     rows = [Weight(f"{conv}.conv.weight", "blocks.short_conv.kernel", transpose=True, is_conv=True)]
-    rows += [Weight(f"{conv}.conv.bias", "blocks.short_conv.bias")] if has_bias else []
+    if has_bias:
+        rows.append(Weight(f"{conv}.conv.bias", "blocks.short_conv.bias"))
     for index, name in enumerate(_CONV_PARTS):
         joined = linear(f"{conv}.in_proj", f"blocks.short_conv.{name}", bias=has_bias)
         rows += [replace(row, part=JoinedPart(index, sizes)) for row in joined]
@@ -222,7 +265,9 @@ _LFM3 = near_llama(
     "Lfm3",
     _SHAPE._replace(rules=_ROPES[_FULL]),
     _lfm3,
-    words("attention_bias conv_L_cache conv_bias layer_types sliding_window use_attention_gate use_sandwich_norm"),
+    words(
+        "attention_bias conv_L_cache conv_bias layer_types sliding_window use_attention_gate use_sandwich_norm"
+    ),
     weights,
     aliases={"norm_eps": "rms_norm_eps"},
 )
@@ -233,7 +278,9 @@ def _lfm3_from_hf(hf: HfConfig) -> ModelConfig:
     for key in _ELSEWHERE:
         if hf.get(key) is not None:
             raise refusal(
-                key, "is not supported for lfm3: rope_parameters has an object for each kind of layer", hf[key]
+                key,
+                "is not supported for lfm3: rope_parameters has an object for each kind of layer",
+                hf[key],
             )
     return _LFM3.config_from_hf(hf)
 

@@ -3,14 +3,15 @@
 import re
 from dataclasses import replace
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MixerName, ResidualFactors, SumFactors
 from orca_jax.model.families import experts, llama, mixtral
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, rows_if
 from orca_jax.model.families.values import HfConfig, get_float
 from orca_jax.model.families.windows import read_layer_types
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MixerName, ResidualFactors, SumFactors
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
+_MIXERS: dict[str, MixerName] = {_FULL: "attention", _LINEAR: "linear_attention"}
 _FACTORS = {"full_attn": "attention", "linear_attn": "linear_attention", "mlp": "mlp"}
 _QKV = ("query", "key", "value")  # the order of the rows of each head in one tensor
 
@@ -19,14 +20,15 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of MiniMax; raises `ConfigError` as `llama.config_from_hf` does."""
     config = mixtral.MIXTRAL.config_from_hf(hf)
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
-    kinds = kinds or [_LINEAR if layer % 2 else _FULL for layer in range(config.num_layers)]
-    mixers: list[MixerName] = ["linear_attention" if kind == _LINEAR else "attention" for kind in kinds]
+    kinds = kinds or [_TYPES[layer % 2] for layer in range(config.num_layers)]
     return replace(
         config,
         family="minimax",
-        mixer_pattern=tuple(mixers),
+        mixer_pattern=tuple(_MIXERS[kind] for kind in kinds),
         residual="normed",
-        residual_factors=ResidualFactors(**{ours: _factors(hf, theirs) for theirs, ours in _FACTORS.items()}),
+        residual_factors=ResidualFactors(
+            **{ours: _factors(hf, theirs) for theirs, ours in _FACTORS.items()}
+        ),
     )
 
 
@@ -54,8 +56,8 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
     return (
         *llama.outer_weights(config),
-        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
-        *(linear_attention if "linear_attention" in config.mixers else ()),
+        *rows_if("attention" in config.mixers, *llama.attention_weights(config)),
+        *rows_if("linear_attention" in config.mixers, *linear_attention),
         *mixtral.expert_weights(),
     )
 
@@ -66,7 +68,8 @@ MINIMAX = Family(
     config_from_hf=config_from_hf,
     keys=mixtral.MIXTRAL.keys
     | {"layer_types"}
-    | {f"{name}_{part}_factor" for name in _FACTORS for part in ("alpha", "beta")},
+    | {f"{name}_alpha_factor" for name in _FACTORS}
+    | {f"{name}_beta_factor" for name in _FACTORS},
     architectures=("MiniMaxForCausalLM", "MiniMaxModel"),
     weights=weights,
     prefixes=llama.PREFIXES,

@@ -5,15 +5,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, head, linear, words
+from orca_jax.model.families.base import Family, Weight, head, linear, rows_if, words
 from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts
 from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.states.bamba import mamba_weights
-from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_float, get_int, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_conv_width,
+    get_float,
+    get_int,
+    refusal,
+)
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import MambaConfig, MixerName
 
 _MLP, _MOE = "mlp", "moe"
 _MIXERS: dict[str, MixerName] = {
@@ -39,7 +46,9 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         activation=("mlp_hidden_act", "relu2"),
     )
     if config.tied_embeddings:
-        raise refusal("tie_word_embeddings", "must be false for nemotron_h, as transformers reads it", True)
+        raise refusal(
+            "tie_word_embeddings", "must be false for nemotron_h, as transformers reads it", True
+        )
     mixers = tuple(_MIXERS[kind] for kind in kinds)
     config = replace(
         config,
@@ -48,15 +57,17 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         residual="single",
         rope_pattern=(False,),
         mixer_pattern=mixers,
-        mamba=_read_mamba(hf) if "mamba" in mixers else None,
     )
+    if "mamba" in mixers:
+        config = replace(config, mamba=_read_mamba(hf))
     if _MOE not in kinds:
         return config
     fields = grouped_experts(hf, config, (8, 2, 7688))
-    shared, dense = get_int(hf, "moe_shared_expert_intermediate_size", 7688), _MLP in kinds
-    layers = tuple(layer for layer, kind in enumerate(kinds) if kind == _MLP)
-    width = config.mlp_dim if dense else 0
-    experts = replace(fields["experts"], shared_dim=shared, dense_layers=layers, dense_dim=width)
+    shared = get_int(hf, "moe_shared_expert_intermediate_size", 7688)
+    experts = replace(fields["experts"], shared_dim=shared)
+    if _MLP in kinds:
+        layers = tuple(layer for layer, kind in enumerate(kinds) if kind == _MLP)
+        experts = replace(experts, dense_layers=layers, dense_dim=config.mlp_dim)
     return replace(config, **{**fields, "experts": experts})
 
 
@@ -66,18 +77,26 @@ def _layer_kinds(hf: HfConfig) -> Sequence[str]:
     kinds = hf.get("layers_block_type")
     if kinds is None and letters is not None:
         if not isinstance(letters, str) or not letters or not _LETTERS.keys() >= {*letters}:
-            raise refusal("hybrid_override_pattern", f"must have the letters {' '.join(_LETTERS)}", letters)
+            raise refusal(
+                "hybrid_override_pattern", f"must have the letters {' '.join(_LETTERS)}", letters
+            )
         kinds = [_LETTERS[letter] for letter in letters]
-    kinds = ["linear_attention", _MOE, "full_attention", _MLP] if kinds is None else kinds
+    if kinds is None:
+        kinds = ["linear_attention", _MOE, "full_attention", _MLP]
     if not isinstance(kinds, list) or not kinds or not all(kind in _MIXERS for kind in kinds):
         raise refusal("layers_block_type", f"must be a list of {', '.join(_MIXERS)}", kinds)
     if hf.get("num_hidden_layers") not in (None, len(kinds)):
-        raise refusal("num_hidden_layers", f"must be {len(kinds)}, the number of kinds", hf["num_hidden_layers"])
+        raise refusal(
+            "num_hidden_layers",
+            f"must be {len(kinds)}, the number of kinds",
+            hf["num_hidden_layers"],
+        )
     return kinds
 
 
 def _read_mamba(hf: HfConfig) -> MambaConfig:
-    heads, groups = get_int(hf, "mamba_num_heads", 128), get_int(hf, "n_groups", 8)
+    heads = get_int(hf, "mamba_num_heads", 128)
+    groups = get_int(hf, "n_groups", 8)
     if heads % groups:
         raise refusal("mamba_num_heads", f"must be a multiple of n_groups {groups}", heads)
     width = get_conv_width(hf, "conv_kernel", 4)
@@ -97,17 +116,20 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters. The layers of a parameter are those with its part."""
     mixer = "layers.{layer}.mixer"
     parts = {kind.mlp for kind in config.layer_kinds}
-    attention = [replace(row, key=row.key.replace("self_attn", "mixer")) for row in llama.attention_weights(config)]
-    mlp = {"mlp": "blocks.mlp"} if config.experts is None else {"dense_mlp": "blocks.dense_mlp"}
+    attention = [
+        replace(row, key=row.key.replace("self_attn", "mixer"))
+        for row in llama.attention_weights(config)
+    ]
+    mlp = "mlp" if config.experts is None else "dense_mlp"
     return (
         Weight("embeddings.weight", "embedding.table"),
         Weight("layers.{layer}.norm.weight", "blocks.attention_norm.scale"),
         Weight("norm_f.weight", "final_norm.scale"),
         *head(config),
-        *(attention if "attention" in config.mixers else ()),
-        *(mamba_weights(config.mamba, mixer) if config.mamba is not None else ()),
-        *(row for name, path in mlp.items() if name in parts for row in _mlp_weights(mixer, path, config)),
-        *(_expert_weights(mixer, config) if config.experts is not None else ()),
+        *rows_if("attention" in config.mixers, *attention),
+        *mamba_weights(config.mamba, mixer),
+        *rows_if(mlp in parts, *_mlp_weights(mixer, f"blocks.{mlp}", config)),
+        *rows_if(config.experts, *_expert_weights(mixer, config)),
     )
 
 

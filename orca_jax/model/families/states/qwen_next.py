@@ -7,16 +7,17 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.config import ModelConfig
-from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import JoinedPart, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
+from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import DeltaRuleConfig, MixerName
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
+_MIXERS: dict[str, MixerName] = {_FULL: "attention", _LINEAR: "delta_rule"}
 _ROPE = rope.RopeRules(share=0.25)
 _ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=rope.SECTIONS)
 _UNREAD = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
@@ -37,7 +38,9 @@ def _qwen3_5_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 
 def _mixture(hf: HfConfig, defaults: tuple[int, int], *, is_normalised: bool) -> dict[str, Any]:
     shared = get_int(hf, "shared_expert_intermediate_size", 512)
-    mixture = experts.read_experts(hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared)
+    mixture = experts.read_experts(
+        hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared
+    )
     return {"mlp_dim": get_int(hf, "moe_intermediate_size", 512), "experts": mixture}
 
 
@@ -47,22 +50,28 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
     interval = get_int(hf, "full_attention_interval", 4)
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
-    kinds = kinds or [_LINEAR if (layer + 1) % interval else _FULL for layer in range(config.num_layers)]
-    mixers: list[MixerName] = ["delta_rule" if kind == _LINEAR else "attention" for kind in kinds]
+    kinds = kinds or [
+        _LINEAR if (layer + 1) % interval else _FULL for layer in range(config.num_layers)
+    ]
+    fields = llama.attention_biases(hf)
+    if _LINEAR in kinds:
+        fields["delta_rule"] = _delta_rule(hf)
     return {
-        **llama.attention_biases(hf),
+        **fields,
         "qk_norm": "head",
         "norm_offset": 1.0,
         "attention_gate": "all",
-        "mixer_pattern": tuple(mixers),
-        "delta_rule": _delta_rule(hf) if "delta_rule" in mixers else None,
+        "mixer_pattern": tuple(_MIXERS[kind] for kind in kinds),
     }
 
 
 def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
-    heads, keys = get_int(hf, "linear_num_value_heads", 32), get_int(hf, "linear_num_key_heads", 16)
+    heads = get_int(hf, "linear_num_value_heads", 32)
+    keys = get_int(hf, "linear_num_key_heads", 16)
     if heads % keys:
-        raise refusal("linear_num_value_heads", f"must be a multiple of linear_num_key_heads {keys}", heads)
+        raise refusal(
+            "linear_num_value_heads", f"must be a multiple of linear_num_key_heads {keys}", heads
+        )
     width = get_conv_width(hf, "linear_conv_kernel_dim", 4)
     dims = get_int(hf, "linear_key_head_dim", 128), get_int(hf, "linear_value_head_dim", 128)
     return DeltaRuleConfig(heads, keys, *dims, width)
@@ -70,33 +79,43 @@ def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    sizes, rows = config.delta_rule, []
+    sizes = config.delta_rule
+    rows = []
     if sizes is not None:
         share = sizes.num_heads // sizes.num_key_heads
         joined = (sizes.key_dim, sizes.key_dim, share * sizes.value_dim, share * sizes.value_dim)
-        rows += _parts("in_proj_qkvz", ("query", "key", "value", "gate"), joined, sizes.num_key_heads)
+        rows += _parts(
+            "in_proj_qkvz", ("query", "key", "value", "gate"), joined, sizes.num_key_heads
+        )
         rows += _parts("in_proj_ba", ("beta", "step"), (share, share), sizes.num_key_heads)
     return *_shared_weights(config), *rows, *moe_weights()
 
 
 def qwen3_5_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters of texts of Qwen3.5, with experts or without."""
-    sizes, rows = config.delta_rule, []
+    sizes = config.delta_rule
+    rows = []
     if sizes is not None:
-        rows += _parts("in_proj_qkv", ("query", "key", "value"), (sizes.keys, sizes.keys, sizes.values), 1)
+        rows += _parts(
+            "in_proj_qkv", ("query", "key", "value"), (sizes.keys, sizes.keys, sizes.values), 1
+        )
         for key, name, size in (
             ("z", "gate", sizes.values),
             ("b", "beta", sizes.num_heads),
             ("a", "step", sizes.num_heads),
         ):
             rows += _parts(f"in_proj_{key}", (name,), (size,), 1)
-    of_mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
-    return *_shared_weights(config), *rows, *(of_mlp if config.experts is None else moe_weights(config.mlp_dim))
+    if config.experts is None:
+        mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    else:
+        mlp = moe_weights(config.mlp_dim)
+    return *_shared_weights(config), *rows, *mlp
 
 
 def _parts(key: str, names: tuple[str, ...], sizes: tuple[int, ...], groups: int) -> list[Weight]:
     """Rows for layers of the delta rule whose columns are in one tensor, side by side for each key head."""
-    ours, theirs = "blocks.delta_rule", f"layers.{{layer}}.linear_attn.{key}.weight"
+    ours = "blocks.delta_rule"
+    theirs = f"layers.{{layer}}.linear_attn.{key}.weight"
     parts = [JoinedPart(index, sizes, groups) for index in range(len(names))]
     return [
         Weight(theirs, f"{ours}.{name}.kernel", transpose=True, part=part)
@@ -117,21 +136,26 @@ def _shared_weights(config: ModelConfig) -> tuple[Weight, ...]:
             rows.append(replace(row, part=JoinedPart(0, both, config.num_heads)))
             gate = row.path.replace("query", "gate")
             rows.append(replace(row, path=gate, part=JoinedPart(1, both, config.num_heads)))
-    sizes, theirs, ours = config.delta_rule, "layers.{layer}.linear_attn", "blocks.delta_rule"
+    sizes = config.delta_rule
+    theirs = "layers.{layer}.linear_attn"
+    ours = "blocks.delta_rule"
     if sizes is None:
         return tuple(rows)
     channels = (sizes.keys, sizes.keys, sizes.values)
     for index, name in enumerate(("query", "key", "value")):
-        path, part = f"{ours}.{name}_taps", JoinedPart(index, channels)
-        rows.append(Weight(f"{theirs}.conv1d.weight", path, transpose=True, part=part, is_conv=True))
+        path = f"{ours}.{name}_taps"
+        part = JoinedPart(index, channels)
+        rows.append(
+            Weight(f"{theirs}.conv1d.weight", path, transpose=True, part=part, is_conv=True)
+        )
     rows.append(Weight(f"{theirs}.A_log", f"{ours}.rate"))
     rows.append(Weight(f"{theirs}.dt_bias", f"{ours}.step_bias"))
     rows.append(Weight(f"{theirs}.norm.weight", f"{ours}.norm.scale"))
     return *rows, *linear(f"{theirs}.out_proj", f"{ours}.out", bias=False)
 
 
-_OF_EXPERTS = frozenset(
-    {"moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"}
+_OF_EXPERTS = words(
+    "moe_intermediate_size num_experts num_experts_per_tok shared_expert_intermediate_size"
 )
 _IGNORED = re.compile(rf"{llama.IGNORED.pattern}|mtp\..*")
 QWEN3_NEXT = near_llama(

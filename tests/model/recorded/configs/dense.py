@@ -55,18 +55,30 @@ def ministral(draw: Random, number: int) -> Config:
 def olmo3(draw: Random, number: int) -> Config:
     """OLMo 2 with windows."""
     config = llama(draw, number) | {"num_hidden_layers": 5 if number % 3 == 1 else 2}
-    found = without(config, "head_dim") | {"attention_bias": draw.random() < 0.5, "sliding_window": 6}
+    found = without(config, "head_dim") | {
+        "attention_bias": draw.random() < 0.5,
+        "sliding_window": 6,
+    }
     found |= {} if number % 3 == 1 else windows(draw, config)
     scaled = rope(draw, kinds=("yarn", "default"))
     if number % 2:
-        return found | {"rope_parameters": {FULL: scaled, SLIDING: {"rope_type": "default", "rope_theta": 50.0}}}
-    return found | {"rope_theta": scaled["rope_theta"], "rope_scaling": without(scaled, "rope_theta")}
+        return found | {
+            "rope_parameters": {FULL: scaled, SLIDING: {"rope_type": "default", "rope_theta": 50.0}}
+        }
+    return found | {
+        "rope_theta": scaled["rope_theta"],
+        "rope_scaling": without(scaled, "rope_theta"),
+    }
 
 
 def seed_oss(draw: Random, number: int) -> Config:
     """Llama with biases of its own."""
     biases = {"attention_bias": draw.random() < 0.7, "attention_out_bias": draw.random() < 0.5}
-    return llama(draw, number) | biases | {"rope_parameters": rope(draw), "mlp_bias": draw.random() < 0.3}
+    return (
+        llama(draw, number)
+        | biases
+        | {"rope_parameters": rope(draw), "mlp_bias": draw.random() < 0.3}
+    )
 
 
 def starcoder2(draw: Random, number: int) -> Config:
@@ -115,7 +127,9 @@ def gpt_neo(draw: Random, number: int) -> Config:
         "hidden_size": 16,
         "num_heads": draw.choice((2, 4)),
         "num_layers": 4,
-        "attention_types": draw.choice(([[["global", "local"], 2]], [[["local"], 3], [["global"], 1]])),
+        "attention_types": draw.choice(
+            ([[["global", "local"], 2]], [[["local"], 3], [["global"], 1]])
+        ),
         "window_size": draw.choice((3, 9)),
         "max_position_embeddings": 64,
         "intermediate_size": draw.choice((None, 24)),
@@ -141,7 +155,10 @@ def biogpt(draw: Random, number: int) -> Config:
 def ministral3(draw: Random, number: int) -> Config:
     """Ministral 3."""
     scaling = rope(draw, kinds=("yarn",)) | {"llama_4_scaling_beta": draw.choice((0.1, 0.7))}
-    return llama(draw, number) | {"rope_parameters": scaling, "sliding_window": draw.choice((None, 9))}
+    return llama(draw, number) | {
+        "rope_parameters": scaling,
+        "sliding_window": draw.choice((None, 9)),
+    }
 
 
 def biases(draw: Random) -> Config:
@@ -168,7 +185,10 @@ def granite_swa(draw: Random, number: int) -> Config:
 
 def hyperclovax(draw: Random, number: int) -> Config:
     """HyperCLOVA X."""
-    config = granite(draw, number) | {"use_post_norm": number % 3 != 1, "head_dim": draw.choice((4, 8))}
+    config = granite(draw, number) | {
+        "use_post_norm": number % 3 != 1,
+        "head_dim": draw.choice((4, 8)),
+    }
     return without(config, "attention_multiplier") if number % 2 else config
 
 
@@ -179,13 +199,21 @@ def arcee(draw: Random, number: int) -> Config:
 
 def nemotron(draw: Random, number: int) -> Config:
     """Nemotron 4."""
-    config = without(llama(draw, number), "rms_norm_eps") | biases(draw) | {"norm_eps": draw.choice((1e-5, 1e-3))}
+    config = (
+        without(llama(draw, number), "rms_norm_eps")
+        | biases(draw)
+        | {"norm_eps": draw.choice((1e-5, 1e-3))}
+    )
     return config | {"rope_theta": theta(draw), "partial_rotary_factor": 0.5, "head_dim": 8}
 
 
 def jais2(draw: Random, number: int) -> Config:
     """Jais 2."""
-    config = without(llama(draw, number), "rms_norm_eps") | biases(draw) | {"layer_norm_eps": draw.choice((1e-5, 1e-3))}
+    config = (
+        without(llama(draw, number), "rms_norm_eps")
+        | biases(draw)
+        | {"layer_norm_eps": draw.choice((1e-5, 1e-3))}
+    )
     return config | {"rope_theta": theta(draw)}
 
 
@@ -213,7 +241,9 @@ def helium(draw: Random, number: int) -> Config:
 
 def cohere(draw: Random, number: int) -> Config:
     """Command R."""
-    config = without(llama(draw, number), "rms_norm_eps", "head_dim") | {"attention_bias": draw.random() < 0.5}
+    config = without(llama(draw, number), "rms_norm_eps", "head_dim") | {
+        "attention_bias": draw.random() < 0.5
+    }
     more = {"layer_norm_eps": draw.choice((1e-5, 1e-3)), "logit_scale": draw.choice((0.25, 0.5))}
     return config | more | {"rope_theta": theta(draw)}
 
@@ -231,14 +261,19 @@ def smollm3(draw: Random, number: int) -> Config:
     config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), **biases(draw)}
     if number % 3 == 1:
         return config | {"num_hidden_layers": 5, "no_rope_layer_interval": 2}
-    return config | {"no_rope_layers": [number % 2, 1 - number % 2] + [0] * (config["num_hidden_layers"] - 2)}
+    return config | {
+        "no_rope_layers": [number % 2, 1 - number % 2] + [0] * (config["num_hidden_layers"] - 2)
+    }
 
 
 def exaone4(draw: Random, number: int) -> Config:
     """EXAONE 4."""
     config = llama(draw, number) | {"rope_theta": theta(draw)}
     if number % 3 == 1:
-        return config | {"sliding_window": None, "layer_types": [FULL] * config["num_hidden_layers"]}
+        return config | {
+            "sliding_window": None,
+            "layer_types": [FULL] * config["num_hidden_layers"],
+        }
     return config | windows(draw, config) | {"sliding_window_pattern": "LG"}
 
 
@@ -249,24 +284,54 @@ def hunyuan_v1_dense(draw: Random, number: int) -> Config:
 
 def phi(draw: Random, number: int) -> Config:
     """Phi 1 to 2."""
-    config = without(llama(draw, number), "head_dim", "rms_norm_eps") | {"tie_word_embeddings": False}
-    return config | {"rope_theta": theta(draw), "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-3}
+    config = without(llama(draw, number), "head_dim", "rms_norm_eps") | {
+        "tie_word_embeddings": False
+    }
+    return config | {
+        "rope_theta": theta(draw),
+        "partial_rotary_factor": 0.5,
+        "layer_norm_eps": 1e-3,
+    }
 
 
 def gptj(draw: Random, number: int) -> Config:
     """GPT-J."""
     config = llama(draw, number)
-    sizes = {"n_embd": config["hidden_size"], "n_head": config["num_attention_heads"], "n_positions": POSITIONS}
-    return tokens() | sizes | {"n_layer": 2, "n_inner": 20 if number else None, "rotary_dim": 2 * (number % 2) + 2}
+    sizes = {
+        "n_embd": config["hidden_size"],
+        "n_head": config["num_attention_heads"],
+        "n_positions": POSITIONS,
+    }
+    return (
+        tokens()
+        | sizes
+        | {"n_layer": 2, "n_inner": 20 if number else None, "rotary_dim": 2 * (number % 2) + 2}
+    )
 
 
 def gemma4_text(draw: Random, number: int) -> Config:
     """Gemma 4: with inputs of layers and shared keys, or with keys as values."""
-    config = without(llama(draw, number), "rms_norm_eps") | {"num_hidden_layers": 4, "tie_word_embeddings": True}
+    config = without(llama(draw, number), "rms_norm_eps") | {
+        "num_hidden_layers": 4,
+        "tie_word_embeddings": True,
+    }
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    config |= {"layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": 5, "global_head_dim": 12}
-    positions = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": theta(draw)}
-    config |= {"rope_parameters": {FULL: positions, SLIDING: {"rope_type": "default", "rope_theta": theta(draw)}}}
+    config |= {
+        "layer_types": [SLIDING, FULL, SLIDING, FULL],
+        "sliding_window": 5,
+        "global_head_dim": 12,
+    }
+    positions = {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.5,
+        "rope_theta": theta(draw),
+    }
+    config |= {
+        "rope_parameters": {
+            FULL: positions,
+            SLIDING: {"rope_type": "default", "rope_theta": theta(draw)},
+        }
+    }
     if number == 4:  # layers with the same heads as the shared ones before the last of them
         config |= {"num_hidden_layers": 6, "layer_types": [SLIDING, FULL] * 3}
     if number % 2 == 0:
@@ -276,7 +341,12 @@ def gemma4_text(draw: Random, number: int) -> Config:
             "hidden_size_per_layer_input": 6,
             "vocab_size_per_layer_input": VOCAB + 3,
         }
-    mixture = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12}
+    mixture = {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    }
     return (
         config
         | mixture

@@ -78,7 +78,12 @@ def text(draw: Random, number: int, kind: str) -> Config:
     if kind == "mistral":
         config["sliding_window"] = draw.choice((None, 7))
     if kind == "qwen3_moe":
-        sizes = {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        sizes = {
+            "moe_intermediate_size": 12,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        }
         config |= {"decoder_sparse_step": 1, **sizes}
     if kind == "ministral3":
         config |= {"rope_parameters": rope(draw, kinds=("yarn",)) | {"llama_4_scaling_beta": 0.3}}
@@ -86,7 +91,9 @@ def text(draw: Random, number: int, kind: str) -> Config:
     return without(config, "head_dim") if kind == "qwen2" else config
 
 
-def _wrapped(family: str, kinds: tuple[str, ...], places: tuple[str, ...] = ("outer", "inner")) -> None:
+def _wrapped(
+    family: str, kinds: tuple[str, ...], places: tuple[str, ...] = ("outer", "inner")
+) -> None:
     def maker(draw: Random, number: int) -> Config:
         inner = text(draw, number, kinds[number % len(kinds)])
         tied = inner.pop("tie_word_embeddings")
@@ -104,7 +111,10 @@ def _wrapped(family: str, kinds: tuple[str, ...], places: tuple[str, ...] = ("ou
 def _qwen(draw: Random, number: int, kind: str) -> Config:
     sections = {"type": "mrope", "mrope_section": [2, 1, 1] if number == 0 else [1, 1, 1]}
     config = llama(draw, number) | {"rope_theta": theta(draw), "rope_scaling": sections}
-    return without(config, "head_dim") | {"hidden_size": 32 if number == 0 else 24, "num_attention_heads": 4}
+    return without(config, "head_dim") | {
+        "hidden_size": 32 if number == 0 else 24,
+        "num_attention_heads": 4,
+    }
 
 
 def qwen2_vl(draw: Random, number: int) -> Config:
@@ -112,27 +122,57 @@ def qwen2_vl(draw: Random, number: int) -> Config:
     inner = _qwen(draw, number, "qwen2") | {"num_key_value_heads": 2}
     if number % 3 == 1:
         inner |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
-    vision = _QWEN_VISION | {"out_hidden_size": inner["hidden_size"], "hidden_size": inner["hidden_size"]}
-    return {**inner, "vision_config": vision} if number % 4 == 0 else {"text_config": inner, "vision_config": vision}
+    vision = _QWEN_VISION | {
+        "out_hidden_size": inner["hidden_size"],
+        "hidden_size": inner["hidden_size"],
+    }
+    return (
+        {**inner, "vision_config": vision}
+        if number % 4 == 0
+        else {"text_config": inner, "vision_config": vision}
+    )
 
 
 def qwen3_vl(draw: Random, number: int) -> Config:
     """Qwen3-VL."""
-    rope_of = {"rope_type": "default", "rope_theta": theta(draw), "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    inner = without(llama(draw, number), "tie_word_embeddings") | {"rope_parameters": rope_of, "head_dim": 8}
+    rope_of = {
+        "rope_type": "default",
+        "rope_theta": theta(draw),
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+    inner = without(llama(draw, number), "tie_word_embeddings") | {
+        "rope_parameters": rope_of,
+        "head_dim": 8,
+    }
     inner |= {"attention_bias": draw.random() < 0.4}
     vision = _QWEN_VISION | {"out_hidden_size": inner["hidden_size"]}
-    return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": draw.random() < 0.5}
+    return {
+        "text_config": inner,
+        "vision_config": vision,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
 
 
 def _sections(draw: Random) -> Config:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta(draw), "mrope_section": [1, 1, 0]}}
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": theta(draw),
+            "mrope_section": [1, 1, 0],
+        }
+    }
 
 
 def glm4v(draw: Random, number: int) -> Config:
     """GLM-4.1V: half of each head is rotated."""
     inner = without(llama(draw, number), "head_dim", "tie_word_embeddings") | _sections(draw)
-    inner |= {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "model_type": "glm4v_text"}
+    inner |= {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "model_type": "glm4v_text",
+    }
     inner["rope_parameters"] |= {"partial_rotary_factor": 0.5}
     vision = _GLM_VISION | {"out_hidden_size": 32}
     return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": number == 1}
@@ -146,7 +186,13 @@ def glm46v(draw: Random, number: int) -> Config:
 
 def glm4v_moe(draw: Random, number: int) -> Config:
     """GLM-4.5V."""
-    inner = without(glm4_moe(draw, number), "use_qk_norm", "rope_theta", "partial_rotary_factor", "tie_word_embeddings")
+    inner = without(
+        glm4_moe(draw, number),
+        "use_qk_norm",
+        "rope_theta",
+        "partial_rotary_factor",
+        "tie_word_embeddings",
+    )
     inner |= _sections(draw)
     inner["rope_parameters"] |= {"partial_rotary_factor": 0.5}
     vision = _GLM_VISION | {"out_hidden_size": inner["hidden_size"]}
@@ -157,7 +203,11 @@ def aria(draw: Random, number: int) -> Config:
     """Aria."""
     inner = without(aria_text(draw, number), "tie_word_embeddings") | {"model_type": "aria_text"}
     vision = without(_SIGLIP, "model_type") | {"model_type": "idefics3_vision"}
-    return {"text_config": inner, "vision_config": vision, "projector_patch_to_query_dict": {"4": 2}}
+    return {
+        "text_config": inner,
+        "vision_config": vision,
+        "projector_patch_to_query_dict": {"4": 2},
+    }
 
 
 def cohere2_vision(draw: Random, number: int) -> Config:
@@ -168,7 +218,9 @@ def cohere2_vision(draw: Random, number: int) -> Config:
 
 def exaone4_5(draw: Random, number: int) -> Config:
     """EXAONE 4.5."""
-    inner = without(exaone4(draw, number), "tie_word_embeddings", "sliding_window_pattern") | {"model_type": "exaone4"}
+    inner = without(exaone4(draw, number), "tie_word_embeddings", "sliding_window_pattern") | {
+        "model_type": "exaone4"
+    }
     vision = _VISIONS["exaone4_5"] | {"out_hidden_size": inner["hidden_size"]}
     return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": number == 1}
 

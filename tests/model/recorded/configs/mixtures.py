@@ -24,14 +24,25 @@ def experts(draw: Random, count: str = "num_experts") -> Config:
 
 def flex_olmo(draw: Random, number: int) -> Config:
     """FlexOlmo."""
-    config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), "intermediate_size": 12}
-    return config | experts(draw) | {"norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.5}
+    config = without(llama(draw, number), "head_dim") | {
+        "rope_theta": theta(draw),
+        "intermediate_size": 12,
+    }
+    return (
+        config
+        | experts(draw)
+        | {"norm_topk_prob": draw.random() < 0.5, "attention_bias": draw.random() < 0.5}
+    )
 
 
 def glm4_moe(draw: Random, number: int) -> Config:
     """GLM-4.5, and Solar Open and dots.llm1 with the same keys."""
     groups = 2 if number % 2 == 0 else 1
-    config = llama(draw, number) | {"rope_theta": theta(draw), "attention_bias": draw.random() < 0.5, "head_dim": 8}
+    config = llama(draw, number) | {
+        "rope_theta": theta(draw),
+        "attention_bias": draw.random() < 0.5,
+        "head_dim": 8,
+    }
     return config | {
         "num_hidden_layers": 3,
         "moe_intermediate_size": 12,
@@ -50,7 +61,9 @@ def glm4_moe(draw: Random, number: int) -> Config:
 
 def solar_open(draw: Random, number: int) -> Config:
     """Solar Open, without layers without experts."""
-    return without(glm4_moe(draw, number), "first_k_dense_replace", "use_qk_norm", "partial_rotary_factor")
+    return without(
+        glm4_moe(draw, number), "first_k_dense_replace", "use_qk_norm", "partial_rotary_factor"
+    )
 
 
 def dots1(draw: Random, number: int) -> Config:
@@ -88,8 +101,13 @@ def phimoe(draw: Random, number: int) -> Config:
 
 def ernie4_5_moe(draw: Random, number: int) -> Config:
     """ERNIE 4.5 with experts."""
-    config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), "num_hidden_layers": 3}
-    layers = ({"moe_layer_start_index": 1}, {"moe_layer_interval": 2}, {"moe_layer_end_index": 1})[number % 3]
+    config = without(llama(draw, number), "head_dim") | {
+        "rope_theta": theta(draw),
+        "num_hidden_layers": 3,
+    }
+    layers = ({"moe_layer_start_index": 1}, {"moe_layer_interval": 2}, {"moe_layer_end_index": 1})[
+        number % 3
+    ]
     return (
         config
         | layers
@@ -107,27 +125,49 @@ def hunyuan_v1_moe(draw: Random, number: int) -> Config:
     """Hunyuan with experts."""
     config, experts = hunyuan(draw, number), draw.choice((4, 6))
     chosen = draw.choice((1, 2, 3))
-    return config | {"num_experts": experts, "moe_topk": [chosen] * config["num_hidden_layers"] if number else chosen}
+    return config | {
+        "num_experts": experts,
+        "moe_topk": [chosen] * config["num_hidden_layers"] if number else chosen,
+    }
 
 
 def gpt_oss(draw: Random, number: int) -> Config:
     """gpt-oss."""
     config = llama(draw, number) | {"rope_parameters": rope(draw, kinds=("yarn", "default"))}
-    sizes = {"num_local_experts": draw.choice((4, 6)), "num_experts_per_tok": draw.choice((1, 2, 3))}
-    sizes |= {"hidden_size": 32, "intermediate_size": 32} if number == 2 else {}  # whole groups of MXFP4
+    sizes = {
+        "num_local_experts": draw.choice((4, 6)),
+        "num_experts_per_tok": draw.choice((1, 2, 3)),
+    }
+    # whole groups of MXFP4
+    sizes |= {"hidden_size": 32, "intermediate_size": 32} if number == 2 else {}
     clamp = {"swiglu_limit": 0.5, "swiglu_alpha": 1.3} if number % 2 == 0 else {}
-    return config | sizes | clamp | {"sliding_window": draw.choice((3, 7)), "attention_bias": number != 1}
+    return (
+        config
+        | sizes
+        | clamp
+        | {"sliding_window": draw.choice((3, 7)), "attention_bias": number != 1}
+    )
 
 
 def minimax_m2(draw: Random, number: int) -> Config:
     """MiniMax-M2."""
-    config = llama(draw, number) | {"rope_theta": theta(draw), "intermediate_size": 12, "head_dim": 8}
-    return config | experts(draw, "num_local_experts") | ({"rotary_dim": 4} if number % 2 == 0 else {})
+    config = llama(draw, number) | {
+        "rope_theta": theta(draw),
+        "intermediate_size": 12,
+        "head_dim": 8,
+    }
+    return (
+        config | experts(draw, "num_local_experts") | ({"rotary_dim": 4} if number % 2 == 0 else {})
+    )
 
 
 def hy_v3(draw: Random, number: int) -> Config:
     """Hunyuan 3."""
-    config = llama(draw, number) | {"rope_theta": theta(draw), "moe_intermediate_size": 12, "num_hidden_layers": 3}
+    config = llama(draw, number) | {
+        "rope_theta": theta(draw),
+        "moe_intermediate_size": 12,
+        "num_hidden_layers": 3,
+    }
     kinds = ["dense"] * (1 + number % 2) + ["sparse"] * (2 - number % 2)
     shared = {"num_shared_experts": draw.choice((1, 2)), "mlp_layer_types": kinds}
     return config | experts(draw) | shared
@@ -135,7 +175,9 @@ def hy_v3(draw: Random, number: int) -> Config:
 
 def exaone_moe(draw: Random, number: int) -> Config:
     """EXAONE 4 with experts."""
-    config = without(glm4_moe(draw, number), "use_qk_norm", "partial_rotary_factor", "attention_bias")
+    config = without(
+        glm4_moe(draw, number), "use_qk_norm", "partial_rotary_factor", "attention_bias"
+    )
     names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
     config = {names.get(key, key): value for key, value in config.items()}
     return config | windows(draw, config) | {"sliding_window_pattern": "LLLG"}
@@ -143,7 +185,11 @@ def exaone_moe(draw: Random, number: int) -> Config:
 
 def afmoe(draw: Random, number: int) -> Config:
     """AFMoE."""
-    config = llama(draw, number) | {"rope_theta": theta(draw), "moe_intermediate_size": 12, "num_hidden_layers": 3}
+    config = llama(draw, number) | {
+        "rope_theta": theta(draw),
+        "moe_intermediate_size": 12,
+        "num_hidden_layers": 3,
+    }
     config |= experts(draw) | windows(draw, config) | {"num_dense_layers": 1, "route_scale": 1.5}
     return config | {"mup_enabled": number % 2 == 0, "num_shared_experts": 1}
 
@@ -151,7 +197,12 @@ def afmoe(draw: Random, number: int) -> Config:
 def granitemoe(draw: Random, number: int) -> Config:
     """Granite with experts."""
     config = llama(draw, number) | {"rope_theta": theta(draw), "intermediate_size": 12}
-    factors = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+    factors = (
+        "attention_multiplier",
+        "embedding_multiplier",
+        "logits_scaling",
+        "residual_multiplier",
+    )
     return (
         without(config, "head_dim")
         | experts(draw, "num_local_experts")
@@ -166,39 +217,76 @@ def granitemoeshared(draw: Random, number: int) -> Config:
 
 def flint(draw: Random, number: int) -> Config:
     """Flint: windows, sinks, and first layers without experts."""
-    config = llama(draw, number) | {"rope_theta": theta(draw), "num_hidden_layers": 4, **experts(draw)}
-    config |= {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "attention_bias": number == 1}
-    kinds = {"layer_types": [FULL, SLIDING, SLIDING, FULL], "mlp_only_layers": [1]} if number else {}
+    config = llama(draw, number) | {
+        "rope_theta": theta(draw),
+        "num_hidden_layers": 4,
+        **experts(draw),
+    }
+    config |= {
+        "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 8,
+        "attention_bias": number == 1,
+    }
+    kinds = (
+        {"layer_types": [FULL, SLIDING, SLIDING, FULL], "mlp_only_layers": [1]} if number else {}
+    )
     return config | {"norm_topk_prob": number != 1, "sliding_window": 6, **kinds}
 
 
 def mellum(draw: Random, number: int) -> Config:
     """Mellum 2, with positions of its own in layers with a window."""
-    config = without(llama(draw, number) | experts(draw) | {"moe_intermediate_size": 12}, "rope_theta")
+    config = without(
+        llama(draw, number) | experts(draw) | {"moe_intermediate_size": 12}, "rope_theta"
+    )
     positions = {FULL: rope(draw), SLIDING: {"rope_type": "default", "rope_theta": 40.0}}
     kinds = [FULL, SLIDING] * config["num_hidden_layers"]
-    config |= {"rope_parameters": positions, "layer_types": kinds[: config["num_hidden_layers"]], "sliding_window": 6}
+    config |= {
+        "rope_parameters": positions,
+        "layer_types": kinds[: config["num_hidden_layers"]],
+        "sliding_window": 6,
+    }
     return config | {"norm_topk_prob": number != 1, "attention_bias": number == 1}
 
 
 def aria_text(draw: Random, number: int) -> Config:
     """The texts of Aria."""
-    config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), "intermediate_size": 12}
-    counts = {"moe_num_experts": 4, "moe_topk": draw.choice((1, 2)), "moe_num_shared_experts": 1 + number % 2}
+    config = without(llama(draw, number), "head_dim") | {
+        "rope_theta": theta(draw),
+        "intermediate_size": 12,
+    }
+    counts = {
+        "moe_num_experts": 4,
+        "moe_topk": draw.choice((1, 2)),
+        "moe_num_shared_experts": 1 + number % 2,
+    }
     return config | counts | {"attention_bias": number == 1}
 
 
 def llama4_text(draw: Random, number: int) -> Config:
     """Llama 4: layers without positions, and some without experts."""
-    config = llama(draw, number) | {"num_hidden_layers": 4, "rope_parameters": rope(draw, kinds=("default", "llama3"))}
-    config |= {"num_local_experts": draw.choice((4, 6)), "intermediate_size": 12, "intermediate_size_mlp": 20}
+    config = llama(draw, number) | {
+        "num_hidden_layers": 4,
+        "rope_parameters": rope(draw, kinds=("default", "llama3")),
+    }
+    config |= {
+        "num_local_experts": draw.choice((4, 6)),
+        "intermediate_size": 12,
+        "intermediate_size_mlp": 20,
+    }
     config |= {"interleave_moe_layer_step": 1 + number % 2, "attention_bias": draw.random() < 0.5}
     if number == 2:  # as in Scout
-        config["rope_parameters"] |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+        config["rope_parameters"] |= {
+            "rope_type": "llama3",
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+        }
         config["rope_parameters"] |= {"factor": 16.0, "original_max_position_embeddings": 16}
     if number % 3 == 1:
         config |= {"no_rope_layers": [0, 1, 1, 1], "moe_layers": [1, 2]}
-    return config | {"no_rope_layer_interval": draw.choice((2, 3, 4)), "use_qk_norm": number % 4 != 2}
+    return config | {
+        "no_rope_layer_interval": draw.choice((2, 3, 4)),
+        "use_qk_norm": number % 4 != 2,
+    }
 
 
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {

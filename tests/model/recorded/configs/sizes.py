@@ -41,7 +41,9 @@ def theta(draw: Random) -> float:
     return draw.choice((30.0, 100.0, 10000.0))
 
 
-def rope(draw: Random, *, kinds: tuple[str, ...] = ("default", "default", "yarn", "llama3", "linear")) -> Config:
+def rope(
+    draw: Random, *, kinds: tuple[str, ...] = ("default", "default", "yarn", "llama3", "linear")
+) -> Config:
     """Rotary positions of a random kind."""
     kind = draw.choice(kinds)
     found: Config = {"rope_type": kind, "rope_theta": theta(draw)}

@@ -1,0 +1,1 @@
+"""Helpers of all parts: files that come with the package, the console, logs, the hub, GGUF."""

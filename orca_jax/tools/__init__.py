@@ -1,0 +1,1 @@
+"""Programs beside the engine: benchmarks, plans, simulations, conversion, deployment, the ranker, pictures."""

@@ -1,0 +1,61 @@
+"""The flags of `orca-jax convert`."""
+
+import argparse
+from typing import get_args
+
+from orca_jax.flags import FlagParser, flag_of, help_of, program
+from orca_jax.values.config import DType, LoadFormat, Quantization
+
+DESCRIPTION = """\
+Write a model as a directory with an Orbax checkpoint, which loads by shards. config.json, tokenizer and chat template
+are copied. The weights pass through the memory of one device.
+
+    orca-jax convert --model ORG/NAME --output models/name
+    orca-jax convert --model models/smol --output models/smol-int8 --quantization int8
+"""
+
+
+def make_parser() -> FlagParser:
+    """Return the parser of the flags."""
+    parser = FlagParser(
+        program("convert"),
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help='model to read: a directory, ORG/NAME, a GGUF file, or "demo"',
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="model directory to write")
+    parser.add_argument(
+        "--force", action="store_true", help="replace --output if it is a model directory"
+    )
+    types = get_args(DType)
+    formats = [name for name in get_args(LoadFormat) if name != "dummy"]
+    parser.add_argument(
+        "--dtype", choices=types, help="type of the written weights (default: as in config.json)"
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=get_args(Quantization),
+        help="store the weights in 8 or 4 bits (default: as they are)",
+    )
+    parser.add_argument(
+        "--load-format",
+        choices=formats,
+        default="auto",
+        help="format of the weights to read (default: auto)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="directory or ORG/NAME of the tokenizer to copy; default: that of the model",
+    )
+    for name in ("revision", "download_dir"):
+        parser.add_argument(
+            flag_of(name), metavar="DIR" if name == "download_dir" else "NAME", help=help_of(name)
+        )
+    parser.add_config_flag()
+    return parser

@@ -1,0 +1,80 @@
+"""The conversion: the weights in, an Orbax checkpoint out, and the whole directory at once."""
+
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+
+from orca_jax.helpers.console import progress_bar
+from orca_jax.model.checkpoint import save_decoder
+from orca_jax.model.describe import quantization_config
+from orca_jax.model.files.digests import write_digests
+from orca_jax.model.load import load_decoder, tensor_mesh
+from orca_jax.model.transformer import Decoder
+from orca_jax.tools.convert.source import CONFIG, Conversion
+
+
+def convert(job: Conversion) -> None:
+    """Write the output. An interruption leaves the old state, and nothing beside it.
+
+    Raises:
+        ConfigError: the weights cannot be found or opened.
+        CheckpointError: the weights do not fit the configuration.
+        OSError: the output cannot be written.
+    """
+    mesh = tensor_mesh(jax.local_devices()[:1])
+    decoder = load_decoder(
+        job.source,
+        dtype=job.dtype,
+        mesh=mesh,
+        load_format=job.load_format,
+        progress=progress_bar("Loading", True),
+        config=job.model,
+    )
+    print(f"Writing {job.output}", file=sys.stderr, flush=True)
+    fresh = job.output.with_name(f".{job.output.name}.part")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
+    try:
+        fresh.mkdir(parents=True)
+        for file in job.copied:
+            shutil.copyfile(file, fresh / file.name)
+        save_decoder(decoder, fresh, job.dtype)
+        write_digests(fresh)
+        (fresh / CONFIG).write_text(_described(job, decoder), encoding="utf-8")
+        _replace(job.output, fresh)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _described(job: Conversion, decoder: Decoder) -> str:
+    """The config.json of the written weights. The source's own text is kept if nothing changes."""
+    changes: dict[str, object] = {}
+    # the weights have a head of their own
+    if decoder.config.tied_embeddings != job.model.tied_embeddings:
+        changes["tie_word_embeddings"] = False
+    if job.model.quantization is not None:
+        changes["quantization_config"] = quantization_config(job.model.quantization)
+    if not changes and job.source.is_dir():
+        return (job.source / CONFIG).read_text(encoding="utf-8")
+    return json.dumps({**job.values, **changes}, indent=2) + "\n"
+
+
+def _replace(output: Path, fresh: Path) -> None:
+    """Move `fresh` to `output`. A directory there is moved aside first, and back if the second move fails."""
+    with contextlib.suppress(OSError):
+        output.rmdir()  # an empty one
+    if not output.exists():
+        fresh.rename(output)
+        return
+    old = output.with_name(f".{output.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    output.rename(old)
+    try:
+        fresh.rename(output)
+    except BaseException:
+        old.rename(output)
+        raise
+    shutil.rmtree(old)

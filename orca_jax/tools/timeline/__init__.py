@@ -1,0 +1,1 @@
+"""The command `timeline`: tables, charts and trace events of a timeline, and the cost that fits it."""

@@ -1,0 +1,1 @@
+"""Plain values: settings, requests, plans and facts, without arrays."""

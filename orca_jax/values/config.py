@@ -1,0 +1,430 @@
+"""Settings: one small frozen dataclass per layer of the package.
+
+Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `assembly/resolve.py` resolves them
+once into the other classes. No setting is read from the environment.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from orca_jax.values.cache_spec import LayerCache, LayerGroup, PageShape
+from orca_jax.values.checks import (
+    adapter_name_fault,
+    check_known_or_class,
+    check_values,
+    first_line,
+    json_value,
+    names_checked,
+    short,
+)
+from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import (
+    PAGED_MIXERS,
+    SHARED_MIXERS,
+    STATELESS_MIXERS,
+    DeltaRuleConfig,
+    ExpertsConfig,
+    KeySharing,
+    LatentConfig,
+    LayerInputs,
+    LayerKind,
+    MambaConfig,
+    MixerName,
+    Residual,
+    ResidualFactors,
+    RopeConfig,
+    ShortConvConfig,
+    WideConfig,
+)
+from orca_jax.values.speculation import SpeculativeConfig, speculative_config
+
+DType = Literal["float32", "bfloat16", "float16"]
+# of stored keys and values
+PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]
+# the same, with vLLM's name for float8
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
+SchedulerName = Literal["orca", "request_level", "chunked"]
+# the order of tokens in a page, see kernels/kv_pages.py
+PageLayout = Literal["head_major", "token_major"]
+# see docs/kernels.md
+AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "reference"]
+CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
+LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
+Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
+# the last two also quantise activations
+QuantizationName = Literal[Quantization, "int8-dynamic", "int4-dynamic"]
+MAX_LORAS = 8  # adapters in one batch by default
+MAX_LORA_RANK = 16
+GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder. Families differ only in these values and in the names of weights."""
+
+    family: str
+    vocab_size: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int  # of the MLP, or of each expert
+    max_positions: int
+    norm: Literal["layernorm", "rmsnorm"]
+    norm_eps: float
+    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
+    gated_mlp: bool
+    attention_bias: bool  # of queries, keys and values
+    mlp_bias: bool
+    tied_embeddings: bool
+    rope: RopeConfig | None = None  # None: learned positions; see `windowed_rope`
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    attention_out_bias: bool = False
+    # of queries and keys: of each head, or of all heads together
+    qk_norm: Literal["head", "all"] | None = None
+    qk_norm_last: bool = False  # the norms of heads come after their rotation
+    value_norm: bool = False  # of each head's values, without weights
+    attention_sinks: bool = False  # a score of each head joins the softmax and has no value
+    # a weight between 0 and 1 for each head, or for all numbers
+    attention_gate: Literal["head", "all"] | None = None
+    residual: Residual = "pre_norm"
+    residual_factors: ResidualFactors | None = None  # of the residual "normed"
+    # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
+    residual_scale: float = 1.0
+    # the stream after each layer is multiplied by a parameter of one number
+    layer_scale: bool = False
+    mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
+    wide: WideConfig | None = None  # of layers with the mixer wide_attention
+    key_sharing: KeySharing | None = None  # None: each layer has keys and values of its own
+    layer_inputs: LayerInputs | None = None  # None: layers have no inputs beside the stream
+    # of layers with latent attention, which are then all with pages
+    latent: LatentConfig | None = None
+    short_conv: ShortConvConfig | None = None  # of layers with this mixer
+    delta_rule: DeltaRuleConfig | None = None  # of layers with this mixer
+    mamba: MambaConfig | None = None  # likewise
+    # tokens that each token sees, itself included, in layers with a window
+    sliding_window: int | None = None
+    # whether a layer has the window; repeated over the layers
+    window_pattern: tuple[bool, ...] = (True,)
+    # whether a layer has `rope`, or none at all; repeated over the layers
+    rope_pattern: tuple[bool, ...] = (True,)
+    # of layers with the window; None: `rope` is that of all layers
+    windowed_rope: RopeConfig | None = None
+    attention_scale: float | None = None  # factor on scores; None: head_dim ** -0.5
+    attention_soft_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    logit_soft_cap: float | None = None  # likewise for logits
+    head_bias: bool = False  # of the unembedding, which is then not the embedding
+    logit_scale: float = 1.0  # factor on logits, before their cap
+    # factor on token embeddings, rounded in the type of the parameters
+    embedding_scale: float = 1.0
+    norm_bias: bool = True  # of norms of the kind layernorm
+    norm_offset: float = 0.0  # added to the scales of all norms
+    # of linear layers and tables of the vocabulary; None: plain weights
+    quantization: Quantization | None = None
+    # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
+    kv_copies: int = 1
+    experts: ExpertsConfig | None = None  # None: each layer has one MLP
+    # by path, of equal parts of parameters' last axis
+    weight_factors: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    text_family: str | None = None  # of a model for images and texts: the `model_type` of its texts
+    decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
+
+    @property
+    def active_mlp_dim(self) -> int:
+        """The width of all MLPs that a token goes through in a layer, the widest one."""
+        experts = self.experts
+        if experts is None:
+            return max(self.mlp_dim, self.other_mlps[1])
+        return max(
+            self.mlp_dim * experts.per_token + experts.shared_dim + experts.beside_dim,
+            self.other_mlps[1],
+        )
+
+    @property
+    def other_mlps(self) -> tuple[tuple[int, ...], int]:
+        """The layers with an MLP of another width, or with one in place of experts; and this width."""
+        if self.experts is not None:
+            return self.experts.dense_layers, self.experts.dense_dim
+        sharing = self.key_sharing
+        if sharing is None or sharing.mlp_dim == self.mlp_dim:
+            return (), 0
+        return tuple(range(self.num_layers - sharing.num_layers, self.num_layers)), sharing.mlp_dim
+
+    def of_mixer(self, mixer: str) -> "ModelConfig":
+        """The same model, with the sizes of one kind of attention as those of all heads."""
+        if self.wide is None or not mixer.startswith("wide_"):
+            return self
+        sizes = {
+            name: getattr(self.wide, name) for name in ("head_dim", "num_kv_heads", "kv_copies")
+        }
+        return replace(self, **sizes)
+
+    @cached_property
+    def score_scale(self) -> float:
+        """The factor on the products of queries and keys."""
+        if self.attention_scale is None:
+            return self.head_dim**-0.5
+        return self.attention_scale
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        by_window = {
+            True: LayerKind(self.sliding_window, self.windowed_rope or self.rope),
+            False: LayerKind(None, self.rope),
+        }
+        found: list[LayerKind] = []
+        for layer in range(self.num_layers):
+            kind = by_window[_of_layer(self.window_pattern, layer)]
+            kind = kind._replace(mixer=_of_layer(self.mixer_pattern, layer))
+            if not _of_layer(self.rope_pattern, layer):
+                kind = kind._replace(rope=None)
+            if layer in self.other_mlps[0]:
+                kind = kind._replace(mlp="dense_mlp")
+            if self.residual == "single" and kind.mixer != "no_mixer":
+                kind = kind._replace(mlp="no_mlp")
+            found.append(kind)
+        return tuple(found)
+
+    def layers_with_part(self, name: str) -> tuple[int, ...]:
+        """The layers with a mixer or an MLP of this name; all layers for other names."""
+        found = tuple(layer for layer, kind in enumerate(self.layer_kinds) if name in kind.parts)
+        return found or tuple(range(self.num_layers))
+
+    def layers_with(self, mixer: MixerName) -> tuple[int, ...]:
+        """The layers with a mixer."""
+        return tuple(layer for layer, kind in enumerate(self.layer_kinds) if kind.mixer == mixer)
+
+    @property
+    def mixers(self) -> tuple[MixerName, ...]:
+        """The different mixers of the model, in the order of their first layers."""
+        return tuple(dict.fromkeys(kind.mixer for kind in self.layer_kinds))
+
+    @property
+    def has_states(self) -> bool:
+        """True if some layers keep a state of each request in place of pages."""
+        return not STATELESS_MIXERS.issuperset(self.mixers)
+
+    @property
+    def page_shape(self) -> PageShape:
+        """The shape of the pages of layers with attention, but not of those with wide heads."""
+        if self.latent is not None:
+            return PageShape(
+                self.num_kv_heads, self.latent.rank + self.latent.rotated_dim, has_values=False
+            )
+        return PageShape(self.num_kv_heads, self.head_dim)
+
+    @cached_property
+    def layer_caches(self) -> tuple[LayerCache | None, ...]:
+        """The keys and values that each layer keeps; None for layers with a state in their place."""
+        found: list[LayerCache | None] = [None] * self.num_layers
+        for layer, kind in enumerate(self.layer_kinds):
+            if kind.mixer in PAGED_MIXERS:
+                found[layer] = LayerCache(self.of_mixer(kind.mixer).page_shape, kind.window)
+        return tuple(found)
+
+    def layer_of_pages(self, layer: int) -> int:
+        """The layer whose pages a layer reads: itself, or the last earlier one with the same heads."""
+        mixer = SHARED_MIXERS.get(self.layer_kinds[layer].mixer)
+        if mixer is None:
+            return layer
+        return max(other for other in self.layers_with(mixer) if other < layer)
+
+
+def page_dtype(name: KVCacheDType) -> PageDType:
+    """The type of the stored keys and values, by its name in the settings."""
+    return "float8_e4m3fn" if name == "fp8" else name
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache: blocks, each with a page of `page_size` tokens in every layer of a group."""
+
+    groups: tuple[LayerGroup, ...]  # of the whole model, see cache_spec.py
+    num_blocks: tuple[int, ...]  # of each pool; the first one is `EngineConfig.num_pages`
+    page_size: int
+    dtype: PageDType
+    layout: PageLayout = "head_major"
+    num_states: int = 0  # blocks of recurrent states, see cache_spec.py; 0: no layer has a state
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in the blocks of the first pool; a slot holds the keys and values of one token in a group."""
+        return self.num_blocks[0] * self.page_size
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The adapters on the devices."""
+
+    num_slots: int  # adapters in one batch
+    max_rank: int
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """Shapes and devices of the executor."""
+
+    dtype: DType
+    tensor_parallel_size: int
+    buckets: tuple[int, ...]  # ascending padded token counts T, each compiled at start
+    num_rows: int
+    max_model_len: int
+    cache: CacheConfig
+    attention_implementation: str | None = None  # None: the backend's default
+    compile_cache: str | None = None  # directory; None: no persistent cache
+    strict_compile: bool = False  # a compile while serving raises
+    pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
+    lora: LoraConfig | None = None  # None: no adapters
+    # most proposed tokens of a launch, each drawn for beside one token of each row
+    num_drafts: int = 0
+    copies_blocks: bool = False  # there is a program for the copies of a plan
+    has_library: bool = False  # on a CPU: attention by the library in C can be the default
+    activation_bits: int = 0  # of products of few bits in the library
+
+
+def _json_of(value: object, name: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} has no form as JSON: {first_line(error)}", param=name) from None
+
+
+def _adapter_of(module: str) -> tuple[str, str]:
+    """The name and the path of an entry of `lora_modules`: NAME=PATH, or an object of JSON as in vLLM.
+
+    Raises:
+        ConfigError: the entry has another form; `param` is "lora_modules".
+    """
+    form = 'NAME=PATH, or {"name": NAME, "path": PATH}'
+    if not module.startswith("{"):
+        name, _, path = module.partition("=")
+        if not name or not path:
+            raise ConfigError(f"lora_modules must be {form}; got {module!r}", param="lora_modules")
+        return name, path
+    try:
+        found = json_value(module)
+    except ValueError:
+        raise ConfigError(
+            f"lora_modules: {short(module)} is not valid JSON; give {form}", "lora_modules"
+        ) from None
+    # the served model is the base of each
+    others = found.keys() - {"name", "path", "base_model_name"}
+    if others:
+        raise ConfigError(
+            f"lora_modules: {min(others)!r} is unknown; give {form}", param="lora_modules"
+        )
+    name = found.get("name")
+    path = found.get("path")
+    if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
+        raise ConfigError(f"lora_modules must be {form}; got {short(module)}", param="lora_modules")
+    return name, path
+
+
+@names_checked(ConfigError)
+@dataclass(frozen=True)
+class EngineConfig:
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `assembly/resolve.py` resolves it.
+
+    A setting other than its default is honoured or refused by name (`assembly/support.py`).
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
+    """
+
+    # or "smollm2", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
+    model: str = "demo"
+    # directory, tokenizer.json or name of the Hub; None: that of the model
+    tokenizer: str | None = None
+    # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
+    decoder: str | None = None
+    load_format: LoadFormat = "auto"
+    # of a model of the Hub: branch, tag or commit; None: its default branch
+    revision: str | None = None
+    download_dir: str | None = None  # cache of models of the Hub; None: that of huggingface_hub
+    # for the Hub; None: HF_TOKEN, or the saved one
+    hf_token: str | None = field(default=None, repr=False)
+    dtype: DType | Literal["auto"] = "auto"
+    # of the weights while loading; None: as in config.json
+    quantization: QuantizationName | None = None
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 64  # the paper's max_bs
+    # a policy from outside: requests with pages; None: as many as in iterations
+    max_num_rows: int | None = None
+    # a SchedulerName, or MODULE:CLASS or FILE.py:CLASS of a `policy.Policy`
+    scheduler: str = "chunked"
+    scheduler_options: str | None = None  # for such a class: a mapping, or JSON of it
+    scheduling_policy: str = "fcfs"  # chunked: one of `ORDERINGS`, or the class of a `policy.Order`
+    # bound (None), quantiles, demo, or the directory of a ranker
+    length_predictor: str | None = None
+    overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
+    # chunked: iterations submitted ahead of the host, which reads their results together
+    check_in_interval: int = 1
+    # chunked (None: yes): reuse pages of prompts with the same beginning
+    enable_prefix_caching: bool | None = None
+    # the paper's n_workers: iterations in flight; None: one for each pipeline stage
+    n_workers: int | None = None
+    n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int = 1  # stages, each with its part of the layers
+    page_size: int | None = None
+    num_pages: int | None = None
+    gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
+    kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
+    # or a mapping, or JSON; None: no speculation
+    speculative_config: SpeculativeConfig | None = None
+    # in one launch; chunked: in one iteration (None: by measurement)
+    max_num_batched_tokens: int | None = None
+    # chunked: time between tokens for which the budget is measured
+    itl_target_ms: float | None = None
+    compile_cache: str | None = field(default="auto")
+    strict_compile: bool = False
+    attention_implementation: AttentionName | None = None
+    # on a CPU: products and attention of XLA, or of a library in C
+    cpu_products: CpuProducts = "auto"
+    kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
+    enable_lora: bool = False  # serve low-rank adapters beside the model
+    max_loras: int | None = None  # adapters in one batch; None: MAX_LORAS
+    max_lora_rank: int | None = None  # None: MAX_LORA_RANK
+    # adapters loaded at once, on the host; None: 4 times max_loras
+    max_cpu_loras: int | None = None
+    lora_modules: tuple[str, ...] = ()  # NAME=PATH of adapters to load at the start
+    # file for the timeline, which `python -m orca_jax timeline` shows
+    trace_file: str | None = None
+    progress: bool = True  # bars on standard error while loading and compiling
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
+        options: object = self.scheduler_options
+        if isinstance(options, Mapping):
+            object.__setattr__(self, "scheduler_options", _json_of(options, "scheduler_options"))
+        check_values(self)
+        check_known_or_class(self.scheduler, "scheduler", get_args(SchedulerName))
+
+    @property
+    def lora_paths(self) -> dict[str, str]:
+        """The paths of `lora_modules` by name. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for module in self.lora_modules:
+            name, path = _adapter_of(module)
+            fault = adapter_name_fault(name)
+            if fault is not None:
+                raise ConfigError(f"lora_modules: the name {fault}", param="lora_modules")
+            if name in paths:
+                raise ConfigError(
+                    f"lora_modules has the name {name!r} twice; use other names",
+                    param="lora_modules",
+                )
+            paths[name] = path
+        return paths
+
+
+def _of_layer[T](pattern: Sequence[T], layer: int) -> T:
+    """The entry of a layer in a pattern that is repeated over the layers."""
+    return pattern[layer % len(pattern)]

@@ -1,0 +1,71 @@
+"""Log probabilities and penalties of an engine, against the logits of transformers."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orca_jax.values.request import SamplingParams
+from tests.test_same_tokens import (
+    GPT2,
+    LLAMA,
+    REFERENCE,
+    Job,
+    few,
+    greedy_jobs,
+    make_engine,
+    run,
+    run_updates,
+    slow,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_when_used")
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@few
+@pytest.mark.parametrize(
+    ("name", "batch_tokens"),
+    [
+        (GPT2, 16),
+        *(
+            slow(*case)
+            for case in ((GPT2, 4), (LLAMA, 4), (LLAMA, 16), ("gemma2", 4), ("gemma2", 16))
+        ),
+    ],
+)
+def test_log_probabilities_and_penalties_equal_transformers(
+    name: str, batch_tokens: int, program_cache: str
+) -> None:
+    """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""
+    expected = np.load(REFERENCE / name / "expected.npz")
+    params = SamplingParams(
+        max_tokens=2, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=2
+    )
+    penalty = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, repetition_penalty=5.0)
+    prompts = [job.prompt for job in greedy_jobs(name)[0]]
+    for engine in make_engine(name, program_cache, max_num_batched_tokens=batch_tokens):
+        updates = run_updates(
+            engine, [Job(prompt, params, at_step=i) for i, prompt in enumerate(prompts)]
+        )
+        penalised = run(engine, [Job(prompt, penalty) for prompt in prompts])
+    for i, prompt in enumerate(prompts):
+        logits = expected[f"logits_{i}"]
+        reference = log_softmax(logits)
+        of_prompt = updates[i][0].prompt_logprobs
+        assert of_prompt is not None
+        for position, entry in enumerate(of_prompt):
+            line = reference[position]
+            assert entry.logprob == pytest.approx(line[prompt[position + 1]], abs=1e-4)
+            assert entry.top_logprobs == pytest.approx(np.sort(line)[::-1][:2], abs=1e-4)
+        assert len(of_prompt) == len(prompt) - 1
+        first = updates[i][0].logprobs[0]
+        assert (first.rank, first.top_ids[0]) == (1, int(reference[-1].argmax()))
+        assert first.top_logprobs == pytest.approx(np.sort(reference[-1])[::-1][:3], abs=1e-4)
+        changed = logits[-1].copy()  # RepetitionPenaltyLogitsProcessor
+        score = changed[list(prompt)]
+        changed[list(prompt)] = np.where(score < 0, score * 5.0, score / 5.0)
+        assert penalised[i] == [int(changed.argmax())]

@@ -1,0 +1,46 @@
+"""Every reader of callers' bytes takes at most n log n: a small body must not stop a server for seconds."""
+
+import gc
+import math
+
+import pytest
+
+from tests.linear.counting import seconds_of, steps_of
+from tests.linear.readers import READERS, Reader
+
+SIZE = 200  # of the smallest input
+MARGIN = 1.25  # constant parts, and steps that saturate
+MIN_STEPS = 2_000  # fewer are constant parts
+LARGE = {"body": 1_000, "schema": 700, "answer": 4_000, "call": 2_000, "conversation": 4_000}
+"""The size of the smallest input whose time is measured, by its kind."""
+MOST_GROWTH = 9.0  # of the time for four times as much: 4 if it is linear, 16 if it is quadratic
+MIN_SECONDS = 0.03  # shorter times say nothing
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_steps_grow_as_n_log_n(name: str) -> None:
+    reader = READERS[name]
+    reader(SIZE)()  # what is made once
+    steps = {size: steps_of(reader(size)) for size in (SIZE, 2 * SIZE, 4 * SIZE)}
+    for small, large in ((SIZE, 2 * SIZE), (2 * SIZE, 4 * SIZE)):
+        allowed = large * math.log2(large) / (small * math.log2(small)) * MARGIN
+        assert steps[large] <= max(MIN_STEPS, allowed * steps[small]), steps
+
+
+TIMED = [name for name in READERS if not name.startswith("call:") or name.endswith(" 0")]
+"""All but most beginnings of calls, whose readers are the same."""
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_time_of_libraries_grows_so_too(name: str) -> None:
+    """Searches in texts and lists are one step each, however long they take."""
+    reader = READERS[name]
+    gc.collect()
+    size = LARGE[name.partition(":")[0]]
+    long = _seconds(reader, 4 * size)
+    if long > MIN_SECONDS:
+        assert long <= MOST_GROWTH * _seconds(reader, size)
+
+
+def _seconds(reader: Reader, size: int) -> float:
+    return seconds_of(lambda: reader(size))
