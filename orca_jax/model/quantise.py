@@ -6,7 +6,6 @@
                          float16 for each group of up to 32 inputs of an output
 
 Tables of the vocabulary are int8 in every kind, with a scale for each row. Activations keep their type. A scale follows
-from itertools import product
 from whole columns of a matrix, before it is split over devices, so the values do not depend on the mesh.
 """
 
