@@ -70,7 +70,7 @@ def schedulers() -> str:
         "largest",
     ]
     head += ["largest TTFT, s", "median gap between tokens, ms", "p99 gap, ms"]
-    command = found["command"].replace("python -m orca_jax bench", "orca-jax bench")
+    command = found["command"].replace("python -m orca_jax.bench", "orca-jax bench")
     return f"{table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
 
 

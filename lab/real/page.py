@@ -210,7 +210,7 @@ def machine_of(found: Found, runs: Sequence[Found]) -> str:
     dtype = f" ({found['dtype']})" if "dtype" in found else ""
     flags = ", ".join(machine["cpu_flags"]) or "none"
     # its name in earlier results
-    command = found["command"].replace("python -m orca_jax bench", "python -m lab")
+    command = found["command"].replace("python -m orca_jax.bench", "python -m lab")
     text = (
         f"`{command}`, {found['began'][:10]}, commit {found['commit']}; {found['config']['model']}{dtype}, "
         f"{machine['devices']}, {machine['cores']} cores, {machine['cpu']} ({flags}); load average "
