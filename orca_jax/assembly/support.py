@@ -95,11 +95,11 @@ class Facts:
 
         if (kind := self.known.quantization) is not None:
             return kind != "fp8"
-        return (
-            self.config.load_format != "dummy"
-            and is_gguf(self.source)
-            and has_few_bits(Path(self.source))
-        )
+        if self.config.load_format == "dummy":
+            return False
+        if self.known.stored is not None:
+            return self.known.stored.has_integers
+        return is_gguf(self.source) and has_few_bits(Path(self.source))
 
     @property
     def proposing(self) -> ModelConfig:

@@ -76,12 +76,14 @@ class WeightUpdater:
                 to the type of the weights.
 
         Raises:
-            ConfigError: the weights have the bits of a GGUF file.
+            ConfigError: the weights have the bits of their files.
             CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other
                 types. The weights in use are unchanged.
         """
         if self._placed.weights.keep_bits is not None and self._placed.library is not None:
-            message = "weights in the bits of a GGUF file cannot be replaced: serve safetensors"
+            message = (
+                "weights in the few bits of their files cannot be replaced: serve plain safetensors"
+            )
             raise ConfigError(message, param="model")
         try:
             return partial(self._put, self._views(source))

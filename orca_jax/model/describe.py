@@ -10,16 +10,19 @@ from typing import Any, get_args
 
 from orca_jax.helpers.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import check_keys, resolve_aliases
-from orca_jax.model.families.values import token_ids
+from orca_jax.model.families.values import refusal, token_ids
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.orbax_files import is_checkpoint
+from orca_jax.model.published.config import read_stored_form
 from orca_jax.values.checks import json_value, short
 from orca_jax.values.config import DType, ModelConfig, Quantization
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.layer_config import INT4_GROUP
+from orca_jax.values.layer_config import INT4_GROUP, StoredForm
 
-QUANT_METHOD = "orca-jax"  # in `quantization_config` of config.json
+QUANTIZATION_CONFIG = "quantization_config"
+QUANT_METHOD = "orca-jax"  # within it
 MAX_CONFIG_BYTES = 16 * 2**20
 
 logger = logging.getLogger(__name__)
@@ -105,9 +108,12 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
         )
     family = FAMILIES[kind]
     hf, quantization = take_quantization(hf)
+    hf, stored = _take_stored_form(hf, family)
     check_keys(hf, family)
     config = dataclasses.replace(
-        family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization
+        family.config_from_hf(resolve_aliases(hf, family)),
+        quantization=quantization,
+        stored=stored,
     )
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
@@ -143,12 +149,12 @@ def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
 def take_quantization(hf: dict[str, Any]) -> tuple[dict[str, Any], Quantization | None]:
     """The configuration without `quantization_config`, and the kind, if `orca-jax convert` wrote it.
 
-    That of other programs is left, and refused later: their weights are stored in other ways.
+    That of other programs is left.
 
     Raises:
         ConfigError: the kind is unknown.
     """
-    found = hf.get("quantization_config")
+    found = hf.get(QUANTIZATION_CONFIG)
     if not isinstance(found, dict) or found.get("quant_method") != QUANT_METHOD:
         return hf, None
     kinds: tuple[Quantization, ...] = get_args(Quantization)
@@ -158,8 +164,25 @@ def take_quantization(hf: dict[str, Any]) -> tuple[dict[str, Any], Quantization 
             f"config.json: quantization_config {short(found)} must have weights, one of {', '.join(kinds)}, for int4 "
             f"a group_size of {INT4_GROUP}, and nothing else: convert the model again"
         )
-        raise ConfigError(message, param="quantization_config")
-    return {key: value for key, value in hf.items() if key != "quantization_config"}, kind
+        raise ConfigError(message, param=QUANTIZATION_CONFIG)
+    return {key: value for key, value in hf.items() if key != QUANTIZATION_CONFIG}, kind
+
+
+def _take_stored_form(
+    hf: dict[str, Any], family: Family
+) -> tuple[dict[str, Any], StoredForm | None]:
+    """The configuration without the `quantization_config` of another program, and the form of its weights.
+
+    Raises:
+        ConfigError: the form is not read; `param` is "quantization_config".
+    """
+    found = hf.get(QUANTIZATION_CONFIG)
+    if found is None or QUANTIZATION_CONFIG in family.keys:
+        return hf, None
+    if not isinstance(found, dict):
+        raise refusal(QUANTIZATION_CONFIG, "must be an object", found)
+    left = {key: value for key, value in hf.items() if key != QUANTIZATION_CONFIG}
+    return left, read_stored_form(found)
 
 
 def quantization_config(kind: Quantization) -> dict[str, object]:

@@ -239,7 +239,9 @@ def _place(part: _Filling, config: ModelConfig) -> CopyTarget | PackedTarget:
     stop = min(bounds[0].stop, stored)
     values[stop - start :] = 0
     rows = range(start + weight.first_row, stop + weight.first_row)
-    return CopyTarget(values[: stop - start], rows, columns, is_transposed=weight.transpose)
+    is_turned = parameter.source.matrices[part.number].is_turned
+    is_transposed = weight.transpose != is_turned
+    return CopyTarget(values[: stop - start], rows, columns, is_transposed=is_transposed)
 
 
 def _columns(weight: Weight, wanted: range, config: ModelConfig) -> range | np.ndarray:

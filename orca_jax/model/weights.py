@@ -68,12 +68,15 @@ class FileTensor(Protocol):
 class Files:
     """Open files of a checkpoint, with their tensors by key. `unreadable` holds the keys in broken files.
 
-    `rows` has the vectors and matrices of numbers.
+    `rows` has the vectors and matrices of numbers, `descriptors` the open file of each tensor, and `optional` the keys
+    that may be left unread.
     """
 
     tensors: dict[str, FileTensor] = field(default_factory=dict)
     rows: dict[str, TensorRows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
+    descriptors: dict[str, int] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
 
@@ -106,7 +109,7 @@ def load_safetensors(
     """
     with ExitStack() as stack:
         table = FAMILIES[config.family].weights(config)
-        files = _open(directory, stack, has_stacks=has_stacks(table))
+        files = open_files(directory, stack, has_stacks=has_stacks(table))
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info(
                 "%s has %s and %s: the single file is served, as by transformers",
@@ -158,7 +161,7 @@ def load_files(
         raise CheckpointError(source, files.problems or ["the files contain no tensors"])
     if problem := too_many_layers(config, len(files.tensors) + len(files.unreadable)):
         raise CheckpointError(source, [*files.problems, problem])
-    sources = {weight.path: _find(weight, family, files, config) for weight in table}
+    sources = {weight.path: find_source(weight, family, files, config) for weight in table}
     problems = files.problems + _compare(
         sources, flat_parameters(wanted.of_model), family, files, config
     )
@@ -226,8 +229,8 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
     family = FAMILIES[config.family]
     (embedding,) = (weight for weight in family.weights(config) if weight.path == "embedding.table")
     with ExitStack() as stack:
-        files = _open(directory, stack)
-        (key,) = _find(embedding, family, files, config).keys
+        files = open_files(directory, stack)
+        (key,) = find_source(embedding, family, files, config).keys
         head = next((name for name in _head_names(family, config) if name in files.tensors), None)
         if key not in files.tensors or head is None:
             return config
@@ -274,7 +277,7 @@ def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
     return True
 
 
-def _open(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Files:
+def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Files:
     """Open all files, and record the broken ones. With `has_stacks`, some tensors have matrices of all experts."""
     files = Files()
     room = MAX_HEADER_BYTES
@@ -304,6 +307,7 @@ def _open(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Fil
         stored, matrices = with_matrices(stored, descriptors)
     files.tensors |= stored
     files.rows |= matrices
+    files.descriptors = descriptors
     return files
 
 
@@ -358,7 +362,9 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
     return dict(sorted(names.items()))
 
 
-def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:
+def find_source(
+    weight: Weight, family: Family, files: Files, config: ModelConfig
+) -> ParameterSource:
     """The keys of a parameter's tensors. Each has the first of the family's prefixes that gives an existing key."""
     layers = layers_of(weight.path, config) if weight.stacked else (None,)
     experts = range(_num_experts(config)) if weight.is_of_experts else (None,)
@@ -370,7 +376,7 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
     if weight.instead is not None and files.tensors.keys().isdisjoint(keys):
-        other = _find(weight.instead, family, files, config)
+        other = find_source(weight.instead, family, files, config)
         if other.keys[0] in files.tensors:
             return other
     return ParameterSource(weight, tuple(keys), len(experts))
@@ -433,7 +439,8 @@ def _compare(
     for key in sorted(set(files.tensors) - used):
         layer = _LAYER.match(key)
         is_further = layer is not None and int(layer[1]) >= config.num_layers
-        if not (is_further and family.has_further_layers) and not family.ignored.fullmatch(key):
+        is_ignored = key in files.optional or family.ignored.fullmatch(key) is not None
+        if not (is_further and family.has_further_layers) and not is_ignored:
             problems[f"{key}: unexpected"] = None
     return list(problems)
 

@@ -37,6 +37,7 @@ from orca_jax.values.layer_config import (
     ResidualFactors,
     RopeConfig,
     ShortConvConfig,
+    StoredForm,
     WideConfig,
 )
 from orca_jax.values.speculation import SpeculativeConfig, speculative_config
@@ -126,6 +127,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the scales of all norms
     # of linear layers and tables of the vocabulary; None: plain weights
     quantization: Quantization | None = None
+    stored: StoredForm | None = None  # of quantised weights in the files; None: plain ones, or ours
     # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
     kv_copies: int = 1
     experts: ExpertsConfig | None = None  # None: each layer has one MLP

@@ -236,3 +236,26 @@ class ExpertsConfig:
     router: RouterConfig = RouterConfig()
     dense_layers: tuple[int, ...] = ()  # layers with an MLP in place of experts
     dense_dim: int = 0  # width of these MLPs
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """The form of weights that another program quantised and published; see model/published.
+
+    Attributes:
+        layout: the names of the tensors, and the order of their numbers. "scaled" has those that say everything.
+        bits: of a number; 0: the tensors say it.
+        group_size: inputs that share a scale; 0: all.
+        zero_offset: added to stored zero points.
+        is_ordered: each input names its group.
+        has_integers: there are matrices of integers, which the library in C multiplies.
+        block: outputs and inputs of a scale, where scales are of blocks.
+    """
+
+    layout: Literal["gptq", "awq", "scaled"]
+    bits: int = 0
+    group_size: int = 0
+    zero_offset: int = 0
+    is_ordered: bool = False
+    has_integers: bool = True
+    block: tuple[int, int] = (128, 128)

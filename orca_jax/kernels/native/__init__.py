@@ -11,6 +11,7 @@ from orca_jax.kernels.native.few_bits import (
     few_bits_product,
     few_bits_products,
     pack_bits,
+    part_inputs,
     unpack_columns,
 )
 from orca_jax.kernels.native.library import Library, load_library, require_library
@@ -50,6 +51,7 @@ __all__ = [
     "packed_columns",
     "packed_product",
     "packed_products",
+    "part_inputs",
     "require_library",
     "unpack_columns",
 ]

@@ -92,7 +92,7 @@ class PackedBits:
     bits: int
     minima: Any = None  # of the type of the scales [N, G, W]
     units: Any = None  # float16 [N, H, W], or with minima [N, H, 2 W]: theirs come last
-    order: Any = None  # int [I]
+    order: Any = None  # int [I]; in a stack [L, I]
     place: Any = None  # LayerRows
 
 
@@ -242,9 +242,18 @@ def few_bits_products(
         return _products(x, matrices, dtype, devices)
     found = []
     for each in matrices:
-        ordered = x if each.order is None else x[:, each.order]
-        found += _products(ordered, [each], dtype, devices)
+        found += _products(_ordered(x, each), [each], dtype, devices)
     return found
+
+
+def _ordered(x: Array, matrix: PackedBits) -> Array:
+    """The inputs in the order of a matrix, or of its layer in a stack."""
+    order = matrix.order
+    if order is None:
+        return x
+    if order.ndim > 1:
+        order = order[matrix.place.layer]
+    return x[:, order]
 
 
 def _products(

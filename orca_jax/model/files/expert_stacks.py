@@ -17,7 +17,7 @@ OF_EXPERT = "[{expert}]"  # ends the key of a matrix in a tensor of all experts
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP_BYTES = 16
 MOST_EXPERTS = 4096  # a damaged file may claim any number
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mxfp4Matrix(FileMatrix):
         read_exactly(self.descriptor, self.begin + start * packed[0].nbytes, packed)
         exponents = np.empty((len(values), groups), np.uint8)
         read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
-        numbers = np.stack([_E2M1[packed & 15], _E2M1[packed >> 4]], axis=-1).reshape(
+        numbers = np.stack([E2M1[packed & 15], E2M1[packed >> 4]], axis=-1).reshape(
             len(values), groups, -1
         )
         scaled = np.ldexp(numbers, exponents.astype(np.int32)[..., None] - 127)

@@ -9,7 +9,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from orca_jax.model.files.stripes import DTYPES
+from orca_jax.model.files.stripes import STORED_TYPES
 from orca_jax.values.checks import short, unique_keys
 
 METADATA = "__metadata__"
@@ -85,8 +85,8 @@ def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], tuple[str, tuple[in
     ):
         raise ValueError(f"{short(name)} has a wrong dtype, shape or data_offsets")
     dtype.encode()
-    size = 1 if dtype == "U8" else DTYPES[dtype].itemsize if dtype in DTYPES else None
-    if end < begin or (size is not None and end - begin != math.prod(shape) * size):
+    known = STORED_TYPES.get(dtype)
+    if end < begin or (known is not None and end - begin != math.prod(shape) * known.itemsize):
         raise ValueError(
             f"{short(name)} has {end - begin} bytes, which are not its shape {short(list(shape))}"
         )

@@ -29,6 +29,17 @@ DTYPES: dict[str, np.dtype] = {
 }
 """Types of tensors in files, by their names in safetensors."""
 
+STORED_TYPES: dict[str, np.dtype] = {
+    **DTYPES,
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E8M0": np.dtype(jnp.float8_e8m0fnu),
+}
+"""The same, with the types that are parts of quantised weights alone."""
+
 
 @runtime_checkable
 class TensorRows(Protocol):
@@ -41,6 +52,7 @@ class TensorRows(Protocol):
         dtype: the type of its values.
         row_bytes: bytes of a row in the file.
         order: sorts matrices by their places in the files.
+        is_turned: rows and columns are those of the transposed tensor that a family's table of weights names.
     """
 
     @property
@@ -55,6 +67,8 @@ class TensorRows(Protocol):
     def row_bytes(self) -> int: ...
     @property
     def order(self) -> tuple[int, int]: ...
+    @property
+    def is_turned(self) -> bool: ...
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix of this type. Raises OSError."""
@@ -79,6 +93,10 @@ class FileMatrix:
     @property
     def order(self) -> tuple[int, int]:
         return self.descriptor, self.begin
+
+    @property
+    def is_turned(self) -> bool:
+        return False
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""

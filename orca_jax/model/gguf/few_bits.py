@@ -7,17 +7,9 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.packed.bits import BitsForm
+from orca_jax.model.packed.blocks import BitsParts, packed_parts
 
 _NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
-
-
-class _Parts(NamedTuple):
-    """The parts of a tensor [O, blocks, ...]. Numbers count from 0; minima are subtracted."""
-
-    numbers: np.ndarray
-    scales: np.ndarray
-    minima: np.ndarray | None = None
-    units: tuple[np.ndarray, ...] = ()  # of scales, and of minima
 
 
 def _halves(blocks: np.ndarray, begin: int) -> np.ndarray:
@@ -48,48 +40,50 @@ def _fifth_bits(stored: np.ndarray) -> np.ndarray:
     return np.unpackbits(stored, axis=-1, bitorder="little") << 4
 
 
-def _q4_0(blocks: np.ndarray) -> _Parts:
-    return _Parts(_nibbles(blocks[..., 2:], 16), _halves(blocks, 0))
+def _q4_0(blocks: np.ndarray) -> BitsParts:
+    return BitsParts(_nibbles(blocks[..., 2:], 16), _halves(blocks, 0))
 
 
-def _q4_1(blocks: np.ndarray) -> _Parts:
+def _q4_1(blocks: np.ndarray) -> BitsParts:
     # a file has what is added
-    return _Parts(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
+    return BitsParts(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))
 
 
-def _q5_0(blocks: np.ndarray) -> _Parts:
-    return _Parts(_nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6]), _halves(blocks, 0))
+def _q5_0(blocks: np.ndarray) -> BitsParts:
+    return BitsParts(
+        _nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6]), _halves(blocks, 0)
+    )
 
 
-def _q5_1(blocks: np.ndarray) -> _Parts:
+def _q5_1(blocks: np.ndarray) -> BitsParts:
     numbers = _nibbles(blocks[..., 8:], 16) | _fifth_bits(blocks[..., 4:8])
-    return _Parts(numbers, _halves(blocks, 0), -_halves(blocks, 2))
+    return BitsParts(numbers, _halves(blocks, 0), -_halves(blocks, 2))
 
 
-def _q8_0(blocks: np.ndarray) -> _Parts:
+def _q8_0(blocks: np.ndarray) -> BitsParts:
     numbers = _sixteens(blocks[..., 2:]) ^ np.uint64(0x8080808080808080)
-    return _Parts(numbers.view(np.uint8).reshape(*blocks.shape[:2], -1), _halves(blocks, 0))
+    return BitsParts(numbers.view(np.uint8).reshape(*blocks.shape[:2], -1), _halves(blocks, 0))
 
 
-def _q4_k(blocks: np.ndarray) -> _Parts:
+def _q4_k(blocks: np.ndarray) -> BitsParts:
     first, second, mixed = (blocks[..., begin : begin + 4] for begin in (4, 8, 12))
     scales = np.concatenate([first & 63, (mixed & 15) | (first >> 2 & 48)], axis=-1)
     minima = np.concatenate([second & 63, (mixed >> 4) | (second >> 2 & 48)], axis=-1)
     units = _halves(blocks, 0), _halves(blocks, 2)
-    return _Parts(_nibbles(blocks[..., 16:144], 32), scales, minima, units)
+    return BitsParts(_nibbles(blocks[..., 16:144], 32), scales, minima, units)
 
 
-def _q5_k(blocks: np.ndarray) -> _Parts:
+def _q5_k(blocks: np.ndarray) -> BitsParts:
     high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     parts = _q4_k(np.concatenate([blocks[..., :16], blocks[..., 48:]], axis=-1))
     return parts._replace(numbers=parts.numbers | high.reshape(parts.numbers.shape) << 4)
 
 
-def _q6_k(blocks: np.ndarray) -> _Parts:
+def _q6_k(blocks: np.ndarray) -> BitsParts:
     groups = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     high = groups >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     numbers = _nibbles(blocks[..., :128], 64)
-    return _Parts(
+    return BitsParts(
         numbers | high.reshape(numbers.shape) << 4,
         blocks[..., 192:208],
         units=(_halves(blocks, 208),),
@@ -101,7 +95,7 @@ class BlockKind(NamedTuple):
 
     num_bytes: int
     form: BitsForm
-    parts: Callable[[np.ndarray], _Parts]
+    parts: Callable[[np.ndarray], BitsParts]
 
 
 BLOCK_KINDS = {
@@ -126,63 +120,4 @@ def packed_blocks(rows: np.ndarray, kind: BlockKind, width: int) -> PackedBits:
         width: columns of a packed block; divides O.
     """
     parts = kind.parts(rows.reshape(len(rows), -1, kind.num_bytes))
-    outputs = len(rows)
-
-    def columns(numbers: np.ndarray) -> np.ndarray:
-        return _by_columns(numbers.reshape(outputs, -1), width)
-
-    def factors(numbers: np.ndarray) -> np.ndarray:
-        return columns(numbers if numbers.dtype == np.float16 else numbers.view(np.int8))
-
-    units = [columns(unit) for unit in parts.units]
-    return PackedBits(
-        columns(_words(parts.numbers.reshape(outputs, -1), kind.form.bits)),
-        factors(parts.scales),
-        kind.form.bits,
-        None if parts.minima is None else factors(parts.minima),
-        np.concatenate(units, axis=-1) if units else None,
-    )
-
-
-def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """The words of each output; see `PackedBits`."""
-    rows = len(numbers)
-    if bits == 8:
-        words = numbers.view(np.uint32)
-        middle = (words & np.uint32(0xFF00)) << np.uint32(8) | (
-            words & np.uint32(0xFF0000)
-        ) >> np.uint32(8)
-        return (words & np.uint32(0xFF0000FF)) | middle
-    words = _words_of_4(numbers if bits == 4 else numbers & 15)
-    if bits == 4:
-        return words
-    size = 16 if bits == 6 else 32  # inputs whose words are together
-    order = [*range(0, size, 2), *range(1, size, 2)]
-    rest = (numbers >> 4).reshape(rows, -1, size)[..., order]
-    if bits == 5:
-        last: np.ndarray = np.packbits(rest, axis=-1, bitorder="little")
-    else:
-        fours = rest.reshape(*rest.shape[:2], 4, 4)
-        last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6
-    return np.concatenate(
-        [words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1
-    )
-
-
-def _words_of_4(numbers: np.ndarray) -> np.ndarray:
-    """The words of 8 numbers: from a byte for each of 0 to 7, bytes of 0 and 2, 4 and 6, 1 and 3, 5 and 7."""
-    eights = numbers.view(np.uint64)
-    pairs = eights >> np.uint64(12)
-    pairs |= eights  # bytes 0, 1, 4 and 5 have a number in either half
-    even = pairs & np.uint64(0xFF000000FF)
-    odd = pairs & np.uint64(0xFF000000FF00)
-    pairs = even >> np.uint64(24)
-    pairs |= even
-    pairs |= odd << np.uint64(8)
-    pairs |= odd >> np.uint64(16)
-    return pairs.astype(np.uint32)
-
-
-def _by_columns(rows: np.ndarray, width: int) -> np.ndarray:
-    """Rows of outputs [O, J] as blocks of columns [O / width, J, width]."""
-    return np.ascontiguousarray(rows.reshape(-1, width, rows.shape[1]).swapaxes(1, 2))
+    return packed_parts(parts, kind.form.bits, width)

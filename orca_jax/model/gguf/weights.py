@@ -6,34 +6,34 @@ Where the library in C multiplies them, matrices of some types keep their bits. 
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
 
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.gguf_file.header import MAX_TENSORS, GgufTensor, parts_of, read_header
-from orca_jax.kernels.native import Library
-from orca_jax.model.experts import Experts
+from orca_jax.kernels.native import Library, PackedBits
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, aligned_empty, read_exactly
+from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
-from orca_jax.model.layers import Linear, Table
-from orca_jax.model.packed.bits import stored_bits
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
-from orca_jax.model.shards import MAX_THREADS
+from orca_jax.model.packed.bits import BitsForm
+from orca_jax.model.packed.stored import (
+    StoredMatrices,
+    experts_of,
+    keep_bits,
+    kept_parameters,
+    outputs_of,
+)
+from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import Files, OtherParameters, load_files, too_many_layers
+from orca_jax.model.weights import Files, load_files, too_many_layers
 from orca_jax.values.checks import open_regular
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import CheckpointError
@@ -41,8 +41,6 @@ from orca_jax.values.errors import CheckpointError
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
-_PARTS = ("words", "scales", "minima", "units")
-_FORM = ".forms."  # before the number of a form of a mixed matrix
 _SCALED = (FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -83,6 +81,10 @@ class GgufMatrix:
     @property
     def order(self) -> tuple[int, int]:
         return self.tensor.part, self.tensor.begin
+
+    @property
+    def is_turned(self) -> bool:
+        return False
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""
@@ -128,11 +130,44 @@ class _StoredMatrix(NamedTuple):
     tensor: GgufTensor
     kind: BlockKind
     order: np.ndarray | None
+    descriptors: Sequence[int]  # of the open parts of the file; empty until it is read
+
+    @property
+    def form(self) -> BitsForm:
+        return self.kind.form
+
+    @property
+    def input_order(self) -> None:
+        return None
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
-        """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
         outputs = self.tensor.shape[0] if self.order is None else len(self.order)
         return name == "table" or shape[-1] == outputs
+
+    def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
+        for first, rows in self._rows(num_blocks, width):
+            yield first, packed_blocks(rows, self.kind, width)
+
+    def _rows(self, num_blocks: int, width: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the bytes of some blocks of `width` outputs after the number of the first one. Raises OSError.
+
+        They are few enough for the caches of a processor. The outputs of a table beyond the stored ones are zeros.
+        """
+        tensor = self.tensor
+        descriptor = self.descriptors[tensor.part]
+        each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
+        whole = None
+        if self.order is not None:
+            whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
+            read_exactly(descriptor, tensor.begin, whole)
+        for start in range(0, num_blocks * width, each):
+            rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
+            if whole is not None and self.order is not None:
+                rows[:] = whole[self.order[start : start + each]]
+            elif (stored := min(each, tensor.shape[0] - start)) > 0:
+                begin = tensor.begin + start * tensor.row_bytes
+                read_exactly(descriptor, begin, rows[:stored])
+            yield start // width, rows
 
 
 @dataclass(frozen=True)
@@ -144,6 +179,7 @@ class _File:
     tensors: Mapping[str, GgufTensor]
     table: tuple[Weight, ...]
     keys: Mapping[str, str]  # in safetensors, by the names here
+    descriptors: Sequence[int] = ()  # of the open parts
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -162,30 +198,12 @@ class _File:
             offset = self.architecture.norm_offset
         return GgufMatrix(self.keys[name], tensor, descriptor, self.permutation(name), offset)
 
-    def matrices(self, path: str, layers: range) -> list[_StoredMatrix]:
-        """The matrices in few bits of a parameter of a stage; empty if one of them is not.
+    @property
+    def stored(self) -> StoredMatrices:
+        """The matrices in few bits."""
+        return StoredMatrices(self.config, self.table, self._stored)
 
-        Args:
-            path: of a parameter, or of a stack with all layers of the stage.
-            layers: of the stage.
-        """
-        whole, layer = split_layer(path)
-        weight = next((weight for weight in self.table if weight.path == whole), None)
-        if weight is None or weight.first_row or weight.transpose == path.endswith(".table"):
-            return []
-        needed = layers
-        if layer is not None or not weight.stacked:
-            first = layers.start + (layer or 0)
-            needed = range(first, first + 1)
-        found: list[_StoredMatrix] = []
-        for layer, expert in product(needed, _experts(weight, self.config)):
-            matrix = self._matrix(weight, layer, expert)
-            if matrix is None:
-                return []
-            found.append(matrix)
-        return found
-
-    def _matrix(self, weight: Weight, layer: int, expert: int | None) -> _StoredMatrix | None:
+    def _stored(self, weight: Weight, layer: int, expert: int | None) -> _StoredMatrix | None:
         key = _whole_key(weight, self.config).format(layer=layer, expert=expert)
         theirs = self.names.get(key)
         if (
@@ -197,10 +215,8 @@ class _File:
         tensor = self.tensors[theirs]
         order = self.permutation(theirs)
         if weight.part is not None:
-            order = weight.part.column(
-                np.arange(weight.part.groups * weight.part.sizes[weight.part.index])
-            )
-        return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order)
+            order = outputs_of(weight.part)
+        return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order, self.descriptors)
 
 
 def _model_file(path: Path, config: ModelConfig) -> _File:
@@ -253,13 +269,6 @@ def _by_expert(path: Path, tensors: Mapping[str, GgufTensor], count: int) -> dic
     return found
 
 
-def _experts(weight: Weight, config: ModelConfig) -> Sequence[int | None]:
-    """The numbers of the experts with a matrix in this row; None alone for other rows."""
-    if not weight.is_of_experts or config.experts is None:
-        return (None,)
-    return range(config.experts.count)
-
-
 def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
     """True if `keep_few_bits` may replace matrices of so many bits. Raises ConfigError as `load_gguf` does."""
     kinds = [BLOCK_KINDS.get(tensor.kind.name) for tensor in read_header(path).tensors.values()]
@@ -267,47 +276,8 @@ def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
 
 
 def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: int) -> None:
-    """Replace shapes of matrices and tables by those of the bits in a file, as far as the library multiplies them.
-
-    Args:
-        path: the file.
-        decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
-            have a form of the library.
-        library: the library of the products.
-        num_devices: the devices that share the processors of this machine.
-    """
-    file = _model_file(path, decoder.config)
-
-    def kept(path: str, name: str, held: Any) -> Any:
-        """The form of the file's bits; None if there is none."""
-        if type(held) is not nnx.Param:
-            return None
-        found = file.matrices(path, range(decoder.span.start, decoder.span.stop))
-        if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):
-            return None
-        return stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
-
-    for keys, module in list(nnx.iter_modules(decoder)):
-        matrices = {name: getattr(module, name) for name in _matrix_names(module)}
-        forms = {
-            name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()
-        }
-        if None not in forms.values():
-            for name, form in forms.items():
-                setattr(module, name, form)
-
-
-def _matrix_names(module: nnx.Module) -> Sequence[str]:
-    """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
-    if isinstance(module, Experts):
-        if module.is_alone:
-            return list(module.matrices)
-        return ()
-    if isinstance(module, Linear):
-        return ("kernel",)
-    if isinstance(module, Table):
-        return ("table",)
-    return ()
+    """Give matrices and tables the form of their bits in a file; see `keep_bits`."""
+    keep_bits(_model_file(path, decoder.config).stored, decoder, library, num_devices)
 
 
 def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
@@ -338,24 +308,8 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
             if theirs in stored:
                 descriptor = descriptors[stored[theirs].part]
                 files.rows[key] = file.matrix(theirs, stored[theirs], descriptor)
-        leaves = flat_parameters(wanted.shapes)
-        kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
-        paths = frozenset(map(".".join, product(kept, _PARTS)))
-
-        def read(name: str) -> dict[str, Array]:
-            whole, _, form = name.partition(_FORM)
-            found = file.matrices(whole, wanted.layers)
-            assert found, f"{path} has changed"
-            if form:
-                needed = list(dict.fromkeys([matrix.kind.form for matrix in found]))[int(form)]
-                found = [matrix for matrix in found if matrix.kind.form == needed]
-            return _read_bits(name, found, descriptors, leaves)
-
-        def read_all() -> dict[str, Array]:
-            with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
-                return dict(chain.from_iterable(map(dict.items, pool.map(read, kept))))
-
-        others = OtherParameters(paths, read_all)
+        opened = replace(file, descriptors=descriptors)
+        others = kept_parameters(str(path), opened.stored, wanted)
         try:
             return load_files(str(path), files, file.table, config, wanted, progress, others)
         except OSError as error:
@@ -373,53 +327,6 @@ def _opened(part: Path, stack: ExitStack) -> int:
         raise CheckpointError(str(part), [problem]) from None
     stack.callback(os.close, descriptor)
     return descriptor
-
-
-def _read_bits(
-    name: str,
-    found: Sequence[_StoredMatrix],
-    descriptors: Sequence[int],
-    leaves: Mapping[str, jax.ShapeDtypeStruct],
-) -> dict[str, Array]:
-    """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
-    held = {part: leaves[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in leaves}
-    *_, blocks, _, width = held["words"].shape
-    arrays = {
-        part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype))
-        for part, leaf in held.items()
-    }
-    for index, matrix in enumerate(found):
-        for first, rows in _stored_rows(matrix, descriptors[matrix.tensor.part], blocks, width):
-            packed = packed_blocks(rows, matrix.kind, width)
-            for part, array in arrays.items():
-                array[index, first : first + len(rows) // width] = getattr(packed, part)
-    return {
-        f"{name}.{part}": jax.device_put(array.reshape(held[part].shape), held[part].sharding)
-        for part, array in arrays.items()
-    }
-
-
-def _stored_rows(
-    matrix: _StoredMatrix, descriptor: int, num_blocks: int, width: int
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the bytes of some blocks of `width` outputs after the number of the first one. Raises OSError.
-
-    They are few enough for the caches of a processor. The outputs of a table beyond the stored ones are zeros.
-    """
-    tensor = matrix.tensor
-    order = matrix.order
-    each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
-    whole = None
-    if order is not None:
-        whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
-        read_exactly(descriptor, tensor.begin, whole)
-    for start in range(0, num_blocks * width, each):
-        rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
-        if whole is not None and order is not None:
-            rows[:] = whole[order[start : start + each]]
-        elif (stored := min(each, tensor.shape[0] - start)) > 0:
-            read_exactly(descriptor, tensor.begin + start * tensor.row_bytes, rows[:stored])
-        yield start // width, rows
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:
@@ -461,7 +368,7 @@ def _names(
             theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
             if theirs is None:
                 continue
-            for expert in _experts(weight, config):
+            for expert in experts_of(weight, config):
                 place = "" if expert is None else f"[{expert}]"
                 yield key.format(layer=layer, expert=expert), theirs + place
 

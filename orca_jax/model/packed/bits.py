@@ -24,6 +24,7 @@ from orca_jax.kernels.native import (
     can_pack_bits,
     few_bits_products,
     pack_bits,
+    part_inputs,
     unpack_columns,
 )
 from orca_jax.model.packed.matrices import (
@@ -67,6 +68,10 @@ class PackedBitsMatrix(nnx.Module):
             for array in (packed.minima, packed.units)
         )
         self.minima, self.units = map(nnx.data, others)
+        order = packed.order
+        if order is not None:
+            order = BitsParam(order, axes=(*layout.axes[:-2], "groups"))
+        self.order = nnx.data(order)
         self.bits = packed.bits
         self.dtype = dtype
 
@@ -84,6 +89,7 @@ class PackedBitsMatrix(nnx.Module):
             "scales": self.scales,
             "minima": self.minima,
             "units": self.units,
+            "order": self.order,
         }
         values = {name: each.get_value() for name, each in held.items() if each is not None}
         if isinstance(values["words"], Packed):
@@ -260,13 +266,16 @@ def _packed_bits(
 class BitsForm(NamedTuple):
     """The form of a matrix in files: its bits, and the inputs of a group.
 
-    `unit` is the number of groups whose scales and minima are integers times units; without them, 0, these are float16.
+    `unit` is the number of groups whose scales and minima are integers times units; without them, 0, these are float16,
+    or float32 if they are wide. With an order, the rows of a matrix are not in the order of the inputs.
     """
 
     bits: int
     group: int = 32
     has_minima: bool = False
     unit: int = 0
+    is_wide: bool = False
+    has_order: bool = False
 
 
 def stored_bits(
@@ -312,23 +321,40 @@ def _stored_shapes(
     sizes: tuple[int, int], layout: PackedLayout, form: BitsForm
 ) -> PackedBits | None:
     """The shapes of a matrix with inputs and outputs of these sizes; None if it has no packed form."""
-    (inputs, outputs), (bits, group, has_minima, unit) = sizes, form
+    inputs, outputs = sizes
+    bits = form.bits
+    group = form.group
+    unit = form.unit
     splits, parts = _splits(layout)
-    if inputs // splits % max(INPUTS, group * unit) or outputs // parts % layout.width:
+    own = inputs // splits
+    if own % max(INPUTS, group * unit) or group % part_inputs(bits):
+        return None
+    if group < inputs and own % group:
+        return None
+    if outputs // parts % layout.width or (form.has_order and not _can_order(layout, splits)):
         return None
 
     def shape(rows: int, dtype: Any, kinds: int = 1) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((outputs // layout.width, rows, kinds * layout.width), dtype)
 
-    kind = jnp.int8 if unit else jnp.float16
+    kind: Any = jnp.int8 if unit else jnp.float16
+    if form.is_wide:
+        kind = jnp.float32
     factors = shape(inputs // group, kind)
     packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits)
-    if has_minima:
+    if form.has_minima:
         packed = replace(packed, minima=factors)
     if unit:
-        units = shape(inputs // (group * unit), jnp.float16, 1 + has_minima)
+        units = shape(inputs // (group * unit), jnp.float16, 1 + form.has_minima)
         packed = replace(packed, units=units)
+    if form.has_order:
+        packed = replace(packed, order=jax.ShapeDtypeStruct((inputs,), jnp.int32))
     return packed
+
+
+def _can_order(layout: PackedLayout, splits: int) -> bool:
+    """True if a product can arrange its inputs before: none with experts, tables and inputs on several devices."""
+    return splits == 1 and not {"experts", "vocab"}.intersection(layout.axes)
 
 
 def _stacked(first: Sequence[int], shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -349,6 +375,8 @@ def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
         scales = PartitionSpec(None, *scales[-3:])
     specs: PackedBits = jax.tree.map(lambda _: scales, packed)
     specs = replace(specs, words=words)
+    if packed.order is not None:
+        specs = replace(specs, order=PartitionSpec())
     if packed.place is not None:
         specs = replace(specs, place=PartitionSpec())
     return specs

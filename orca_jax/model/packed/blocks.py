@@ -1,0 +1,93 @@
+"""Numbers of files in the packed form of the library in C, by NumPy: the bits of the files in another order."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from orca_jax.kernels.native import PackedBits
+
+
+class BitsParts(NamedTuple):
+    """The parts of some outputs of a matrix. Numbers count from 0; minima are subtracted.
+
+    Attributes:
+        numbers: uint8 [O, I], or with more axes.
+        scales: of groups, float16, float32 or uint8 [O, G], or with more axes.
+        minima: likewise; None for none.
+        units: factors of scales, and of minima, that are integers; float16.
+    """
+
+    numbers: np.ndarray
+    scales: np.ndarray
+    minima: np.ndarray | None = None
+    units: tuple[np.ndarray, ...] = ()
+
+
+def packed_parts(parts: BitsParts, bits: int, width: int) -> PackedBits:
+    """The packed form of some outputs.
+
+    Args:
+        parts: of the outputs.
+        bits: of a number.
+        width: columns of a packed block; divides the outputs.
+    """
+    outputs = len(parts.numbers)
+
+    def columns(numbers: np.ndarray) -> np.ndarray:
+        return _by_columns(numbers.reshape(outputs, -1), width)
+
+    def factors(numbers: np.ndarray) -> np.ndarray:
+        return columns(numbers.view(np.int8) if numbers.dtype == np.uint8 else numbers)
+
+    units = [columns(unit) for unit in parts.units]
+    return PackedBits(
+        columns(_words(parts.numbers.reshape(outputs, -1), bits)),
+        factors(parts.scales),
+        bits,
+        None if parts.minima is None else factors(parts.minima),
+        np.concatenate(units, axis=-1) if units else None,
+    )
+
+
+def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """The words of each output; see `PackedBits`."""
+    rows = len(numbers)
+    if bits == 8:
+        words = numbers.view(np.uint32)
+        middle = (words & np.uint32(0xFF00)) << np.uint32(8) | (
+            words & np.uint32(0xFF0000)
+        ) >> np.uint32(8)
+        return (words & np.uint32(0xFF0000FF)) | middle
+    words = _words_of_4(numbers if bits == 4 else numbers & 15)
+    if bits == 4:
+        return words
+    size = 16 if bits == 6 else 32  # inputs whose words are together
+    order = [*range(0, size, 2), *range(1, size, 2)]
+    rest = (numbers >> 4).reshape(rows, -1, size)[..., order]
+    if bits == 5:
+        last: np.ndarray = np.packbits(rest, axis=-1, bitorder="little")
+    else:
+        fours = rest.reshape(*rest.shape[:2], 4, 4)
+        last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6
+    return np.concatenate(
+        [words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1
+    )
+
+
+def _words_of_4(numbers: np.ndarray) -> np.ndarray:
+    """The words of 8 numbers: from a byte for each of 0 to 7, bytes of 0 and 2, 4 and 6, 1 and 3, 5 and 7."""
+    eights = numbers.view(np.uint64)
+    pairs = eights >> np.uint64(12)
+    pairs |= eights  # bytes 0, 1, 4 and 5 have a number in either half
+    even = pairs & np.uint64(0xFF000000FF)
+    odd = pairs & np.uint64(0xFF000000FF00)
+    pairs = even >> np.uint64(24)
+    pairs |= even
+    pairs |= odd << np.uint64(8)
+    pairs |= odd >> np.uint64(16)
+    return pairs.astype(np.uint32)
+
+
+def _by_columns(rows: np.ndarray, width: int) -> np.ndarray:
+    """Rows of outputs [O, J] as blocks of columns [O / width, J, width]."""
+    return np.ascontiguousarray(rows.reshape(-1, width, rows.shape[1]).swapaxes(1, 2))

@@ -1,0 +1,207 @@
+"""Matrices that keep the bits of their files, where the library in C multiplies them: their shapes, then their values.
+
+A format of files has a `StoredBits` for each of its matrices. It gives the form before a decoder is compiled, and the
+packed numbers when it is loaded.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from orca_jax.kernels.native import Library, PackedBits
+from orca_jax.model.experts import Experts
+from orca_jax.model.families.base import JoinedPart, Weight
+from orca_jax.model.files.stripes import aligned_empty
+from orca_jax.model.layers import Linear, Table
+from orca_jax.model.packed.bits import BitsForm, stored_bits
+from orca_jax.model.parameters import Wanted, flat_parameters, path_of, split_layer
+from orca_jax.model.shards import MAX_THREADS
+from orca_jax.model.transformer import Decoder
+from orca_jax.model.weights import OtherParameters
+from orca_jax.values.config import ModelConfig
+
+_PARTS = ("words", "scales", "minima", "units", "order")
+_FORM = ".forms."  # before the number of a form of a mixed matrix
+
+
+class StoredBits(Protocol):
+    """A matrix of few bits in files."""
+
+    @property
+    def form(self) -> BitsForm | None:
+        """The form of its numbers in memory; None if there is none."""
+        ...
+
+    @property
+    def input_order(self) -> np.ndarray | None:
+        """The input that each row of the packed matrix multiplies, int32 [I]; None if they are in order."""
+        ...
+
+    def fills(self, shape: tuple[int, ...], name: str) -> bool:
+        """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
+        ...
+
+    def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
+        """Yield some packed blocks after the number of the first one. Outputs beyond the stored ones are zeros.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StoredMatrices:
+    """The matrices of few bits in the files of a model.
+
+    Attributes:
+        config: the model.
+        table: the rows of all weights, as the files have them.
+        find: the matrix of a row, a layer and an expert; None if it is not in few bits.
+    """
+
+    config: ModelConfig
+    table: tuple[Weight, ...]
+    find: Callable[[Weight, int, int | None], StoredBits | None]
+
+    def of(self, path: str, layers: range) -> list[StoredBits]:
+        """The matrices of a parameter of a stage; empty if one of them is not in few bits.
+
+        Args:
+            path: of a parameter, or of a stack with all layers of the stage.
+            layers: of the stage.
+        """
+        whole, layer = split_layer(path)
+        weight = next((weight for weight in self.table if weight.path == whole), None)
+        if weight is None or weight.first_row or weight.transpose == path.endswith(".table"):
+            return []
+        needed = layers
+        if layer is not None or not weight.stacked:
+            first = layers.start + (layer or 0)
+            needed = range(first, first + 1)
+        found: list[StoredBits] = []
+        for layer, expert in product(needed, experts_of(weight, self.config)):
+            matrix = self.find(weight, layer, expert)
+            if matrix is None:
+                return []
+            found.append(matrix)
+        return found
+
+
+def experts_of(weight: Weight, config: ModelConfig) -> Sequence[int | None]:
+    """The numbers of the experts with a matrix in this row; None alone for other rows."""
+    if not weight.is_of_experts or config.experts is None:
+        return (None,)
+    return range(config.experts.count)
+
+
+def outputs_of(part: JoinedPart) -> np.ndarray:
+    """The tensor's column of each column of a parameter."""
+    columns: np.ndarray = part.column(np.arange(part.groups * part.sizes[part.index]))
+    return columns
+
+
+def keep_bits(stored: StoredMatrices, decoder: Decoder, library: Library, num_devices: int) -> None:
+    """Replace shapes of matrices and tables by those of the bits in files, as far as the library multiplies them.
+
+    Args:
+        stored: the matrices of the files.
+        decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
+            have a form of the library.
+        library: the library of the products.
+        num_devices: the devices that share the processors of this machine.
+    """
+
+    def kept(path: str, name: str, held: Any) -> Any:
+        """The form of the files' bits; None if there is none."""
+        if type(held) is not nnx.Param:
+            return None
+        found = stored.of(path, range(decoder.span.start, decoder.span.stop))
+        if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):
+            return None
+        forms = [matrix.form for matrix in found if matrix.form is not None]
+        if len(forms) < len(found):
+            return None
+        return stored_bits(held, library, num_devices, forms)
+
+    for keys, module in list(nnx.iter_modules(decoder)):
+        matrices = {name: getattr(module, name) for name in _matrix_names(module)}
+        forms = {
+            name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()
+        }
+        if None not in forms.values():
+            for name, form in forms.items():
+                setattr(module, name, form)
+
+
+def _matrix_names(module: nnx.Module) -> Sequence[str]:
+    """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
+    if isinstance(module, Experts):
+        if module.is_alone:
+            return list(module.matrices)
+        return ()
+    if isinstance(module, Linear):
+        return ("kernel",)
+    if isinstance(module, Table):
+        return ("table",)
+    return ()
+
+
+def kept_parameters(source: str, stored: StoredMatrices, wanted: Wanted) -> OtherParameters:
+    """The parameters that keep their bits, to be read from open files.
+
+    Args:
+        source: the files, for errors.
+        stored: their matrices.
+        wanted: the parameters of a stage, in the form of `keep_bits`.
+    """
+    leaves = flat_parameters(wanted.shapes)
+    kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
+    paths = frozenset(map(".".join, product(kept, _PARTS)))
+
+    def read(name: str) -> dict[str, Array]:
+        whole, _, number = name.partition(_FORM)
+        found = stored.of(whole, wanted.layers)
+        assert found, f"{source} has changed"
+        if number:
+            form = list(dict.fromkeys([matrix.form for matrix in found]))[int(number)]
+            found = [matrix for matrix in found if matrix.form == form]
+        return _read_bits(name, found, leaves)
+
+    def read_all() -> dict[str, Array]:
+        with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
+            return dict(chain.from_iterable(map(dict.items, pool.map(read, kept))))
+
+    return OtherParameters(paths, read_all)
+
+
+def _read_bits(
+    name: str, found: Sequence[StoredBits], leaves: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Array]:
+    """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
+    held = {part: leaves[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in leaves}
+    *_, num_blocks, _, width = held["words"].shape
+    arrays = {
+        part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype))
+        for part, leaf in held.items()
+        if part != "order"
+    }
+    for index, matrix in enumerate(found):
+        for first, packed in matrix.blocks(num_blocks, width):
+            for part, array in arrays.items():
+                blocks = getattr(packed, part)
+                array[index, first : first + len(blocks)] = blocks
+    if "order" in held:
+        orders = [matrix.input_order for matrix in found]
+        arrays["order"] = np.stack([order for order in orders if order is not None])
+    return {
+        f"{name}.{part}": jax.device_put(array.reshape(held[part].shape), held[part].sharding)
+        for part, array in arrays.items()
+    }

@@ -1,0 +1,83 @@
+"""Load a directory with weights that another program quantised.
+
+Where the library in C multiplies integers of a form, they keep their bits. Other matrices are dequantised while they
+are read, some rows at a time.
+"""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from flax import nnx
+
+from orca_jax.helpers.console import Progress
+from orca_jax.kernels.native import Library
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.families.base import Weight
+from orca_jax.model.files.expert_stacks import has_stacks, oriented
+from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.packed.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
+from orca_jax.model.parameters import Wanted, first_line
+from orca_jax.model.published.integers import IntegerMatrix
+from orca_jax.model.published.tensors import with_published
+from orca_jax.model.transformer import Decoder
+from orca_jax.model.weights import Files, find_source, load_files, open_files
+from orca_jax.values.config import ModelConfig
+
+type Table = tuple[Weight, ...]
+
+
+def load_published(
+    directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
+) -> nnx.State:
+    """Read the weights of a directory, each device its own shards. As `load_safetensors`, for `config.stored`."""
+    with ExitStack() as stack:
+        files, table = _opened(directory, config, stack)
+        others = kept_parameters(str(directory), _integers(files, table, config), wanted)
+        return load_files(str(directory), files, table, config, wanted, progress, others)
+
+
+def keep_published(directory: Path, decoder: Decoder, library: Library, num_devices: int) -> None:
+    """Give matrices and tables the form of their bits in the files; see `keep_bits`. Raises CheckpointError."""
+    with ExitStack() as stack:
+        files, table = _opened(directory, decoder.config, stack)
+        keep_bits(_integers(files, table, decoder.config), decoder, library, num_devices)
+
+
+def _opened(directory: Path, config: ModelConfig, stack: ExitStack) -> tuple[Files, Table]:
+    """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
+    assert config.stored is not None, "plain files are read by load_safetensors"
+    table = FAMILIES[config.family].weights(config)
+    files = open_files(directory, stack, has_stacks=has_stacks(table))
+    tensors = {
+        key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)
+    }
+    try:
+        found = with_published(tensors, files.descriptors, config.stored)
+    except OSError as error:
+        files.problems.append(f"the files cannot be read: {first_line(error)}")
+        return files, table
+    files.tensors = dict(found.tensors)
+    files.rows |= found.rows
+    files.optional |= found.optional
+    files.problems += found.problems
+    return files, oriented(table, files.rows)
+
+
+def _integers(files: Files, table: Table, config: ModelConfig) -> StoredMatrices:
+    """The matrices of integers."""
+    return StoredMatrices(config, table, partial(_integers_of, files, config))
+
+
+def _integers_of(
+    files: Files, config: ModelConfig, weight: Weight, layer: int, expert: int | None
+) -> IntegerMatrix | None:
+    one = replace(weight, key=weight.key.format(layer=layer, expert=expert), instead=None)
+    (key,) = find_source(one, FAMILIES[config.family], files, config).keys
+    matrix = files.rows.get(key)
+    if not isinstance(matrix, IntegerMatrix):
+        return None
+    if weight.part is not None:
+        return replace(matrix, outputs=outputs_of(weight.part))
+    return matrix

@@ -1,0 +1,106 @@
+"""Matrices of floating-point numbers in 8 or 4 bits with scales, as rows of dequantised numbers in float32.
+
+FloatMatrix  numbers in e4m3; a scale for the matrix, an output, a group of inputs, or a block such as 128 x 128
+Fp4Matrix    two numbers in e2m1 in a byte; a scale in e4m3 for 16 inputs, and one for the matrix (NVFP4)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from orca_jax.model.files.expert_stacks import E2M1
+from orca_jax.model.published.integers import Part
+
+FP4_GROUP = 16
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FloatMatrix:
+    """A matrix of numbers in a byte each, in an open file. Its rows are outputs.
+
+    Attributes:
+        key: name of the plain tensor.
+        shape: outputs and inputs.
+        numbers: float8 [O, I].
+        scales: of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of outputs, or one
+            number.
+        block: outputs and inputs of a block.
+    """
+
+    key: str
+    shape: tuple[int, int]
+    numbers: Part
+    scales: Part
+    block: tuple[int, int]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        return self.shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_columns * self.dtype.itemsize
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.numbers.descriptor, self.numbers.tensor.begin
+
+    @property
+    def is_turned(self) -> bool:
+        return False
+
+    def read_into(self, start: int, values: np.ndarray) -> None:
+        """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""
+        stop = start + len(values)
+        np.multiply(
+            self._numbers(start, stop), self._scales(start, stop), out=values, dtype=np.float32
+        )
+
+    def _numbers(self, start: int, stop: int) -> np.ndarray:
+        return self.numbers.rows(start, stop).astype(np.float32)
+
+    def _scales(self, start: int, stop: int) -> np.ndarray:
+        """The scales of each entry of some rows, or of each row."""
+        outputs, inputs = self.block
+        first = start // outputs
+        last = -(-stop // outputs)
+        stored = self.scales.all().reshape(-1, -(-self.shape[1] // inputs))
+        scales = stored[first:last].astype(np.float32)
+        of_rows = scales[np.arange(start, stop) // outputs - first]
+        if of_rows.shape[1] == 1:
+            return of_rows
+        return of_rows[:, np.arange(self.shape[1]) // inputs]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fp4Matrix(FloatMatrix):
+    """A matrix in NVFP4. Its bytes have an even input in the low half and the next one in the high half.
+
+    Attributes:
+        whole: the scale of the matrix, float32.
+        is_divisor: the scale of the matrix divides.
+    """
+
+    whole: Part
+    is_divisor: bool
+
+    def _numbers(self, start: int, stop: int) -> np.ndarray:
+        stored = self.numbers.rows(start, stop)
+        numbers = np.empty((*stored.shape, 2), np.float32)
+        numbers[..., 0] = E2M1[stored & 15]
+        numbers[..., 1] = E2M1[stored >> 4]
+        return numbers.reshape(len(stored), -1)
+
+    def _scales(self, start: int, stop: int) -> np.ndarray:
+        scales = self.scales.rows(start, stop).astype(np.float32)
+        whole = self.whole.all().reshape(()).astype(np.float32)
+        scales = scales / whole if self.is_divisor else scales * whole
+        return np.repeat(scales, FP4_GROUP, axis=1)
