@@ -1,7 +1,7 @@
 """Record quantised matrices as the programs that publish them write and dequantise them.
 
-Each file of tests/fixtures/published has the tensors of one matrix, its entries in float32 ("plain"), and in its metadata
-the `quantization_config`. With Python 3.11:
+Each file of tests/fixtures/published has the tensors of one matrix, its entries in float32 ("plain"), and in its
+metadata the `quantization_config`. With Python 3.11:
 
     pip install torch==2.13.0 compressed-tensors==0.20.1 gptqmodel==7.7.0
     python -m scripts.record_published

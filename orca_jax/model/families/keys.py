@@ -79,7 +79,7 @@ HARMLESS: Mapping[str, frozenset[str]] = {
 _IGNORED = frozenset().union(*HARMLESS.values())
 _OWN_CODE = frozenset({"AutoConfig", "AutoModel", "AutoModelForCausalLM"})
 _QUANTISED = (
-    "weights quantised by other programs (GPTQ, AWQ, bitsandbytes) are not read; use the model's weights without "
+    "weights quantised by other programs are read from quantization_config alone; use the model's weights without "
     "quantization, and give --quantization int8 or int4"
 )
 _REMEDIES: Mapping[str, str] = {

@@ -1,11 +1,14 @@
 """Matrices of integers in 4 or 8 bits: an entry is `scale * (number - zero point)`, with both for a group of inputs.
 
-AwqMatrix     words of 8 outputs in an order of their own; rows are inputs (AWQ, `version: gemm`)
-GptqMatrix    words of some inputs; rows are inputs (GPTQ)
-PackedMatrix  words of some inputs; rows are outputs (compressed-tensors, `pack-quantized`)
-ByteMatrix    bytes; rows are outputs (compressed-tensors, `int-quantized`)
+    AwqMatrix         words of 8 outputs in an order of their own (AWQ, `version: gemm`)
+    GptqMatrix        words of some inputs (GPTQ)
+    CompressedMatrix  words of some inputs (compressed-tensors, `pack-quantized`)
+    ByteMatrix        bytes (compressed-tensors, `int-quantized`)
+
+The rows of the first two are inputs, and those of the others outputs.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +27,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each of 8 outputs in a word."""
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A tensor of an open file."""
 
     tensor: StoredTensor
@@ -42,10 +45,10 @@ class Part(NamedTuple):
 
     def all(self) -> np.ndarray:
         """All values. Raises OSError."""
-        values = np.empty(self.tensor.shape, STORED_TYPES[self.tensor.dtype])
+        values = np.empty(math.prod(self.tensor.shape), STORED_TYPES[self.tensor.dtype])
         if values.size:
             read_exactly(self.descriptor, self.tensor.begin, values)
-        return values
+        return values.reshape(self.tensor.shape)
 
 
 class _Columns(NamedTuple):
@@ -75,9 +78,9 @@ class IntegerMatrix:
     key: str
     shape: tuple[int, int]
     bits: int
-    numbers: Part
-    scales: Part
-    zeros: Part | None = None
+    numbers: TensorPart
+    scales: TensorPart
+    zeros: TensorPart | None = None
     zero_offset: int = 0
     groups: np.ndarray | None = None
     outputs: np.ndarray | None = None
@@ -242,7 +245,7 @@ class AwqMatrix(IntegerMatrix):
         return _awq_numbers(self.zeros.rows(start, stop)).astype(np.float32)
 
 
-class PackedMatrix(IntegerMatrix):
+class CompressedMatrix(IntegerMatrix):
     """Words of some inputs, int32 [O, I * bits / 32]; scales are [O, G], and zero points in words of outputs [., G]."""
 
     @property
@@ -285,7 +288,7 @@ class PackedMatrix(IntegerMatrix):
         return scales, self.zero_points(start, stop)[:, self.group_of_input]
 
 
-class ByteMatrix(PackedMatrix):
+class ByteMatrix(CompressedMatrix):
     """Signed integers of 8 bits, int8 [O, I] (compressed-tensors, `int-quantized`)."""
 
     def _unpacked(self, start: int, stop: int) -> np.ndarray:

@@ -25,8 +25,6 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
 from orca_jax.values.config import ModelConfig
 
-type Table = tuple[Weight, ...]
-
 
 def load_published(
     directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
@@ -45,7 +43,9 @@ def keep_published(directory: Path, decoder: Decoder, library: Library, num_devi
         keep_bits(_integers(files, table, decoder.config), decoder, library, num_devices)
 
 
-def _opened(directory: Path, config: ModelConfig, stack: ExitStack) -> tuple[Files, Table]:
+def _opened(
+    directory: Path, config: ModelConfig, stack: ExitStack
+) -> tuple[Files, tuple[Weight, ...]]:
     """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
     assert config.stored is not None, "plain files are read by load_safetensors"
     table = FAMILIES[config.family].weights(config)
@@ -65,7 +65,7 @@ def _opened(directory: Path, config: ModelConfig, stack: ExitStack) -> tuple[Fil
     return files, oriented(table, files.rows)
 
 
-def _integers(files: Files, table: Table, config: ModelConfig) -> StoredMatrices:
+def _integers(files: Files, table: tuple[Weight, ...], config: ModelConfig) -> StoredMatrices:
     """The matrices of integers."""
     return StoredMatrices(config, table, partial(_integers_of, files, config))
 

@@ -1,7 +1,9 @@
 """Matrices of floating-point numbers in 8 or 4 bits with scales, as rows of dequantised numbers in float32.
 
-FloatMatrix  numbers in e4m3; a scale for the matrix, an output, a group of inputs, or a block such as 128 x 128
-Fp4Matrix    two numbers in e2m1 in a byte; a scale in e4m3 for 16 inputs, and one for the matrix (NVFP4)
+    FloatMatrix  numbers in e4m3; a scale for the matrix, an output, a group of inputs, or a block such as 128 x 128
+    Fp4Matrix    two numbers in e2m1 in a byte; a scale in e4m3 for 16 inputs, and one for the matrix (NVFP4)
+
+Their rows are outputs.
 """
 
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.model.files.expert_stacks import E2M1
-from orca_jax.model.published.integers import Part
+from orca_jax.model.published.integers import TensorPart
 
 FP4_GROUP = 16
 
@@ -29,8 +31,8 @@ class FloatMatrix:
 
     key: str
     shape: tuple[int, int]
-    numbers: Part
-    scales: Part
+    numbers: TensorPart
+    scales: TensorPart
     block: tuple[int, int]
 
     @property
@@ -89,7 +91,7 @@ class Fp4Matrix(FloatMatrix):
         is_divisor: the scale of the matrix divides.
     """
 
-    whole: Part
+    whole: TensorPart
     is_divisor: bool
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:

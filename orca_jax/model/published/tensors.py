@@ -16,10 +16,10 @@ from orca_jax.model.published.integers import (
     WORD_BITS,
     AwqMatrix,
     ByteMatrix,
+    CompressedMatrix,
     GptqMatrix,
     IntegerMatrix,
-    PackedMatrix,
-    Part,
+    TensorPart,
 )
 from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix, Fp4Matrix
 from orca_jax.values.layer_config import StoredForm
@@ -35,7 +35,7 @@ UNREAD = (
 """Ends of tensors that quantise activations or the KV cache, which keep their types."""
 
 _SCALE_TYPES = ("F32", "F16", "BF16")
-type Parts = Mapping[str, Part]
+type Parts = Mapping[str, TensorPart]
 
 
 class Unfit(Exception):
@@ -75,7 +75,7 @@ def with_published(
     found = Published({key: tensor for key, tensor in tensors.items() if not key.endswith(UNREAD)})
     layout = _LAYOUTS[form.layout]
     for stem, keys in _by_stem(found.tensors, layout.names).items():
-        parts = {name: Part(tensors[key], descriptors[key]) for name, key in keys.items()}
+        parts = {name: TensorPart(tensors[key], descriptors[key]) for name, key in keys.items()}
         key = f"{stem}weight"
         try:
             matrix = layout.make(key, parts, form)
@@ -89,7 +89,7 @@ def with_published(
         found.tensors[key] = StoredTensor("F32", matrix.shape, matrix.order[1])
         found.rows[key] = matrix
         bias = f"{stem}bias"
-        if bias in descriptors and not Part(tensors[bias], descriptors[bias]).all().any():
+        if bias in descriptors and not TensorPart(tensors[bias], descriptors[bias]).all().any():
             found.optional.add(bias)  # GPTQ writes zeros for layers without a bias
     return found
 
@@ -146,7 +146,7 @@ def _by_inputs(
     )
 
 
-def _needed_zeros(matrix: IntegerMatrix) -> Part | None:
+def _needed_zeros(matrix: IntegerMatrix) -> TensorPart | None:
     """The zero points; None if all are the middle of the numbers. A group that differs ends the search."""
     for group in range(matrix.num_groups):
         if (matrix.zero_points(group, group + 1) != matrix.middle).any():
@@ -183,7 +183,7 @@ def _packed(key: str, parts: Parts) -> IntegerMatrix:
         raise Unfit(f"{inputs} inputs do not fill {groups} groups")
     if "weight_zero_point" in parts:
         _check(parts, "weight_zero_point", ("I32",), (-(-outputs * bits // WORD_BITS), groups))
-    return PackedMatrix(
+    return CompressedMatrix(
         key=key,
         shape=(outputs, inputs),
         bits=bits,
@@ -299,7 +299,7 @@ def _present(parts: Parts, name: str, dtypes: Sequence[str]) -> StoredTensor:
     return tensor
 
 
-class _Layout(NamedTuple):
+class _PublishedLayout(NamedTuple):
     """The names of the parts of a matrix, and a function that makes one; None for plain tensors. Raises Unfit."""
 
     names: frozenset[str]
@@ -307,9 +307,9 @@ class _Layout(NamedTuple):
 
 
 _LAYOUTS = {
-    "gptq": _Layout(words("qweight qzeros scales g_idx"), _gptq),
-    "awq": _Layout(words("qweight qzeros scales"), _awq),
-    "scaled": _Layout(
+    "gptq": _PublishedLayout(words("qweight qzeros scales g_idx"), _gptq),
+    "awq": _PublishedLayout(words("qweight qzeros scales"), _awq),
+    "scaled": _PublishedLayout(
         words(
             "weight weight_packed weight_scale weight_scale_inv weight_scale_2 "
             "weight_global_scale weight_zero_point weight_g_idx weight_shape"
@@ -317,4 +317,4 @@ _LAYOUTS = {
         _scaled,
     ),
 }
-"""By `StoredForm.layout`."""
+"""The layouts, by `StoredForm.layout`."""

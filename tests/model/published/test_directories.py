@@ -1,0 +1,107 @@
+"""Models in published forms have the weights and the logits of the same models with plain weights."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from orca_jax.assembly.executor import arrange_for
+from orca_jax.model.experts import Experts
+from orca_jax.model.layers import Linear
+from orca_jax.model.load import load_decoder, prepare_load
+from orca_jax.model.packed.bits import PackedBitsMatrix
+from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.transformer import Decoder
+from tests.kernels.native.machine import library_of, needs_library
+from tests.model.published.directories import FORMS, write
+from tests.model.reference import logits, mesh_of
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+INTEGERS = ("gptq", "awq", "packed", "int8")
+IDS = np.arange(1, 30) * 7 % 97
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_are_those_of_the_plain_model(tmp_path: Path, form: str) -> None:
+    """Without a library, matrices are dequantised as they are read. One layer is plain in the files."""
+    published, plain = write(tmp_path, "llama", form, ("1.mlp.up_proj",))
+    compare(published, plain, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "devices"),
+    [
+        ("phi3", "awq", 1),
+        ("phi3", "fp8-blocks", 2),
+        ("mixtral", "gptq", 1),
+        ("llama", "gptq", 2),
+        ("llama", "packed", 2),
+        ("llama", "nvfp4", 2),
+    ],
+)
+def test_joined_layers_experts_and_several_devices(
+    tmp_path: Path, model: str, form: str, devices: int
+) -> None:
+    compare(*write(tmp_path, model, form), devices=devices)
+
+
+def compare(published: Path, plain: Path, devices: int) -> None:
+    """Check that two directories have the same parameters, bit by bit."""
+    states = [
+        nnx.state(load_decoder(directory, dtype="float32", mesh=mesh_of(devices)))
+        for directory in (published, plain)
+    ]
+    ours, theirs = (flat_parameters(state) for state in states)
+    assert ours.keys() == theirs.keys()
+    for path, values in theirs.items():
+        np.testing.assert_array_equal(ours[path], values, err_msg=path)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("model", "form", "devices"),
+    [
+        *[("llama", form, 1) for form in INTEGERS],
+        ("phi3", "awq", 1),
+        ("mixtral", "packed", 1),
+        ("llama", "awq", 2),
+        ("llama", "gptq", 2),
+    ],
+)
+def test_logits_of_kept_bits(tmp_path: Path, model: str, form: str, devices: int) -> None:
+    published, plain = write(tmp_path, model, form)
+    kept = kept_decoder(published, devices)
+    found = [
+        layer.kernel
+        for _, layer in nnx.iter_modules(kept)
+        if isinstance(layer, Linear) and isinstance(layer.kernel, PackedBitsMatrix)
+    ]
+    assert found
+    if model == "mixtral":
+        experts = [layer for _, layer in nnx.iter_modules(kept) if isinstance(layer, Experts)]
+        assert all([isinstance(layer.gate, PackedBitsMatrix) for layer in experts])
+    ours = logits(kept, IDS)
+    theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(devices)), IDS)
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@needs_library
+def test_a_layer_that_is_plain_keeps_the_bits_of_the_others(tmp_path: Path) -> None:
+    published, plain = write(tmp_path, "llama", "awq", ("0.self_attn.q_proj",))
+    ours = logits(kept_decoder(published, 1), IDS)
+    theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), IDS)
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+def kept_decoder(directory: Path, devices: int) -> Decoder:
+    """The decoder whose integers keep their bits."""
+    loading = prepare_load(directory, dtype="float32")
+    assert loading.keep_bits is not None
+    arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:devices], library_of())
+    kept = loading.load(mesh_of(devices), arrange=arranged)
+    kept.pack(library_of(), devices)
+    return kept
