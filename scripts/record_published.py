@@ -34,8 +34,8 @@ def main() -> None:
     for number, (name, settings) in enumerate(GPTQ.items()):
         record_gptq(name, settings, number)
     record_awq()
-    for name, settings in COMPRESSED.items():
-        record_compressed(name, settings)
+    for name, (form, fields) in COMPRESSED.items():
+        record_compressed(name, form, fields)
 
 
 GPTQ: dict[str, dict[str, Any]] = {
@@ -157,10 +157,9 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def record_compressed(name: str, settings: tuple[str, dict[str, Any]]) -> None:
+def record_compressed(name: str, form: str, fields: dict[str, Any]) -> None:
     """A matrix compressed and decompressed by compressed-tensors."""
     torch.manual_seed(11)
-    form, fields = settings
     args = QuantizationArgs(**fields)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
     weight = torch.randn(OUTPUTS, INPUTS) / 8

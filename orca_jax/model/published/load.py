@@ -24,6 +24,7 @@ from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
 from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import CheckpointError
 
 
 def load_published(
@@ -33,7 +34,11 @@ def load_published(
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
         others = kept_parameters(str(directory), _integers(files, table, config), wanted)
-        return load_files(str(directory), files, table, config, wanted, progress, others)
+        try:
+            return load_files(str(directory), files, table, config, wanted, progress, others)
+        except OSError as error:
+            problem = f"the files cannot be read: {first_line(error)}"
+            raise CheckpointError(str(directory), [problem]) from None
 
 
 def keep_published(directory: Path, decoder: Decoder, library: Library, num_devices: int) -> None:

@@ -10,12 +10,13 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import batched
 from pathlib import Path
 from random import Random
 
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.platforms import platform_named
+from tests.model.published.directories import FORMS
 from tests.mutations import mutate_bytes, mutate_gguf, mutate_json, mutate_safetensors, shrinking
 
 SHRINKING = 20  # each file of such a number is cut while it is read
@@ -38,10 +39,20 @@ def mutate_text(data: bytes, random: Random) -> bytes:
 
 
 def load_model(directory: Path) -> None:
-    """Read the configuration and the weights, as an engine does."""
+    """Read the configuration and the weights, as an engine does with products of XLA."""
+    _load(directory, keeps_bits=False)
+
+
+def load_bits(directory: Path) -> None:
+    """The same with the library in C: integers keep their bits."""
+    _load(directory, keeps_bits=True)
+
+
+def _load(directory: Path, *, keeps_bits: bool) -> None:
     import jax
 
-    from orca_jax.assembly.executor import arrange, place_model
+    from orca_jax.assembly.executor import arrange_for, place_model
+    from orca_jax.kernels.native import load_library
     from orca_jax.model.describe import read_model_config
     from orca_jax.text.generation_config import read_generation_defaults
 
@@ -59,11 +70,10 @@ def load_model(directory: Path) -> None:
         num_stages=1,
     )
     (stage,) = placed.stages
-    placed.weights.load(
-        stage.mesh,
-        span=stage.shapes.span,
-        arrange=lambda decoder: arrange(platform_named("cpu"), decoder),
-    )
+    weights = placed.weights
+    library = load_library(None) if keeps_bits else None
+    arranged = partial(arrange_for, weights.keep_bits, jax.devices()[:1], library)
+    weights.load(stage.mesh, span=stage.shapes.span, arrange=arranged)
 
 
 def load_text(directory: Path) -> None:
@@ -77,6 +87,7 @@ def load_text(directory: Path) -> None:
 
 
 KINDS: Mapping[str, Kind] = {
+    **{form: ("model.safetensors", mutate_safetensors, load_bits) for form in FORMS},
     "safetensors": ("model.safetensors", mutate_safetensors, load_model),
     "gguf": ("model.gguf", mutate_gguf, lambda directory: load_model(directory / "model.gguf")),
     "config": ("config.json", mutate_text, load_model),

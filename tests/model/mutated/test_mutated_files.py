@@ -21,6 +21,8 @@ from flax import nnx
 
 from tests.model.gguf.test_gguf import write as write_gguf
 from tests.model.mutated.child import KINDS
+from tests.model.published.directories import FORMS
+from tests.model.published.directories import write as write_published
 from tests.model.reference import REFERENCE
 from tests.model.trees.test_training import CONFIG, ROWS, TinyGPT
 from tests.project.source import ROOT
@@ -33,7 +35,10 @@ MODELS = {"safetensors": "llama-12-heads-3-groups", "config": "llama-12-heads-3-
 def whole_files(kind: str, directory: Path) -> Path:
     """A directory that can be read; the file to damage has a copy that ends in `.whole`."""
     directory.mkdir()
-    if kind in MODELS:
+    if kind in FORMS:
+        published, _ = write_published(directory, "llama", kind)
+        shutil.copytree(published, directory, dirs_exist_ok=True)
+    elif kind in MODELS:
         shutil.copytree(REFERENCE / MODELS[kind], directory, dirs_exist_ok=True)
     elif kind == "gguf":
         write_gguf(directory / "model.gguf", "qwen3")

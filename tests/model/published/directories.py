@@ -67,7 +67,11 @@ def settings(model: str) -> dict[str, Any]:
 
 
 def write(
-    folder: Path, model: str, form: str, plain_layers: tuple[str, ...] = ()
+    folder: Path,
+    model: str,
+    form: str,
+    plain_layers: tuple[str, ...] = (),
+    changes: Mapping[str, np.ndarray | None] | None = None,
 ) -> tuple[Path, Path]:
     """Write a model in a published form, and the same with plain weights.
 
@@ -76,6 +80,7 @@ def write(
         model: its `model_type`.
         form: a key of `FORMS`.
         plain_layers: layers, such as "0.self_attn.q_proj", that are plain in both.
+        changes: other values of tensors in the published form, by their keys; None leaves one out.
 
     Returns:
         both directories.
@@ -92,6 +97,10 @@ def write(
             if f"{layer}.{name}" in plain_layers:
                 parts = {"weight": values}
             published |= {f"{key}.{part}": array for part, array in parts.items()}
+    for key, changed in (changes or {}).items():
+        del published[key]
+        if changed is not None:
+            published[key] = changed
     found = []
     for name, tensors, more in (
         ("published", published, {"quantization_config": config}),
