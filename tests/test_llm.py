@@ -19,6 +19,7 @@ from orca_jax.text.tokenizer import ByteTokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
 from orca_jax.values.errors import ConfigError, EngineError, RequestError
 from orca_jax.values.request import StructuredOutput
+from orca_jax.values.step import SpannedPrompt, VectorSpan
 from tests.sim.oracle import toy_generate, toy_score
 from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
@@ -205,6 +206,19 @@ def test_a_bad_prompt_is_named_and_nothing_runs(
         assert caught.value.param == param and param in caught.value.message
     assert llm.engine.stats.iterations == 0
     assert len(llm.generate("still works", use_tqdm=False)) == 1
+
+
+def test_spans_are_refused_by_the_family(llm: LLM) -> None:
+    """Without spans it is a prompt like another one, alone and in a list."""
+    ids = (1, 2, 3)
+    spanned = SpannedPrompt(ids, (VectorSpan(0, 2, bytes(32), "image-1"),))
+    for prompts, place in ((spanned, 0), ([spanned], 0), (["fine", spanned], 1)):
+        with pytest.raises(RequestError, match="models of the family toy read ids alone") as caught:
+            llm.generate(prompts, params_of(3), use_tqdm=False)
+        assert caught.value.param == f"prompts[{place}]"
+    outputs = llm.generate([SpannedPrompt(ids, ()), ids], params_of(3), use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [ids, ids]
+    assert outputs[0].outputs[0].token_ids == oracle([*ids], params_of(3))
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,7 @@ def build_scheduling(
         reuses_prefixes=requests.reuses_prefixes,
         predictor=predictor,
         adapters=AdapterSlots(choices.lora.num_slots if choices.lora else 0, requests.most_loras),
+        spanless_family=model.family,  # none takes vector spans yet
     )
     return scheduler, pool
 

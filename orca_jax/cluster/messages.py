@@ -15,7 +15,7 @@ from orca_jax.values.errors import UNREADABLE, described
 from orca_jax.values.request import TokenSet
 from orca_jax.values.step import StepPlan
 
-PROTOCOL = 9  # raise it with every change of a message
+PROTOCOL = 10  # raise it with every change of a message
 
 
 class InvalidMessageError(ValueError):

@@ -18,7 +18,7 @@ from orca_jax.values.checks import escaped
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.values.startup import ClusterConfig, EngineSummary
-from orca_jax.values.step import ExecutorStats
+from orca_jax.values.step import ExecutorStats, SpannedPrompt
 
 MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct(">I")
@@ -45,7 +45,7 @@ class Submit(Message, frozen=True):
     """Front end: queue a request."""
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: list[int] | SpannedPrompt  # an array of ids; or a map, with the vector spans
     params: SamplingParams
     urgency: Urgency = DEFAULT_URGENCY
     adapter: str | None = None  # name of a loaded adapter

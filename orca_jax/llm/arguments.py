@@ -23,11 +23,12 @@ from orca_jax.values.request import (
     SamplingParams,
     Urgency,
 )
+from orca_jax.values.step import SpannedPrompt
 
 logger = logging.getLogger(__name__)
 
 PlainPrompt = str | Sequence[int]
-"""A text or token ids."""
+"""A text, or token ids with or without vector spans."""
 
 PromptInput = PlainPrompt | Mapping[str, Any]
 """A prompt as in vLLM: plain, or a mapping with one of `_FIELDS`."""
@@ -77,7 +78,7 @@ def urgencies(priority: Sequence[int] | None, count: int, *, has_priorities: boo
 
 def plain_prompt(prompt: object) -> PlainPrompt:
     """Return the text or the ids of a `PromptInput`. Raises RequestError; `param` is "prompt"."""
-    if not isinstance(prompt, str | list | tuple | Mapping):
+    if not isinstance(prompt, str | list | tuple | Mapping | SpannedPrompt):
         message = (
             f"a prompt must be a string, a list of token ids or a dict, not {type(prompt).__name__}"
         )
@@ -212,7 +213,12 @@ def encoded(
 
     `context` is the largest number of tokens of a request.
     """
-    ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, add_special_tokens)
+    elif isinstance(prompt, SpannedPrompt):
+        ids = cast(list[int], prompt)  # the engine reads its spans, or refuses them
+    else:
+        ids = list(prompt)
     if params.max_tokens == REST_OF_CONTEXT:
         params = replace(params, max_tokens=max(context - len(ids), params.min_tokens, 1))
     return ids, engine_params(params, tokenizer)

@@ -27,7 +27,7 @@ from orca_jax.values.request import (
     TokenSet,
     Urgency,
 )
-from orca_jax.values.step import MemberResult, StepPlan, StepResult
+from orca_jax.values.step import MemberResult, SpannedPrompt, StepPlan, StepResult
 
 NOTHING_ALLOWED = (
     "no token could follow: no id is allowed by min_tokens, allowed_token_ids, bad_token_ids and the structure of the "
@@ -67,6 +67,7 @@ class RequestPool:
         reuses_prefixes: True if requests begin with cached blocks of equal prefixes.
         predictor: predicts the output length of each request; None for the client's bound.
         adapters: the slots of adapters; None for no adapters.
+        spanless_family: the model's family, if it has no place for vector spans; they are then refused by its name.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RequestPool:
         reuses_prefixes: bool = False,
         predictor: EnginePredictor | None = None,
         adapters: AdapterSlots | None = None,
+        spanless_family: str | None = None,
     ) -> None:
         self.kv = kv
         self.adapters = adapters or AdapterSlots()
@@ -87,6 +89,7 @@ class RequestPool:
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self._spanless_family = spanless_family
         self._eos_ids = frozenset(eos_token_ids)
         self._all_tokens = all_tokens(vocab_size)
         self._live: OrderedDict[str, Request] = OrderedDict()
@@ -131,9 +134,10 @@ class RequestPool:
     ) -> Request:
         """Enqueue a request.
 
-        `seed` is used if `params.seed` is None; `arrival` is in seconds on the engine's clock. `constraint` acts
-        together with the parameters and belongs to this request from now on; `params.structured` requires one. The
-        scheduler's ordering reads `urgency`. `adapter` is the name of a loaded adapter.
+        `prompt_ids` may be a `SpannedPrompt`. `seed` is used if `params.seed` is None; `arrival` is in seconds on the
+        engine's clock. `constraint` acts together with the parameters and belongs to this request from now on;
+        `params.structured` requires one. The scheduler's ordering reads `urgency`. `adapter` is the name of a loaded
+        adapter.
 
         Raises:
             RequestError: the request could never run; `param` names the field, and the pool is unchanged.
@@ -142,7 +146,7 @@ class RequestPool:
             raise RequestError(
                 f"a request with id {request_id!r} is already in the pool", param="request_id"
             )
-        prompt_ids = list(prompt_ids)
+        prompt_ids = self._own(prompt_ids, params)
         check_prompt(prompt_ids, self.vocab_size)
         num_new = params.max_tokens if params.pooling is None else 0
         check_length(len(prompt_ids), num_new, max_model_len=self.max_model_len, kv=self.kv)
@@ -337,6 +341,25 @@ class RequestPool:
         assert len(holders) == len(self.running) == self.kv.num_held_rows, (
             "a row is held by no live request"
         )
+
+    def _own(self, prompt: Sequence[int], params: SamplingParams) -> list[int] | SpannedPrompt:
+        """A prompt that no caller changes. Raises RequestError for vector spans that are wrong, or have no place."""
+        if type(prompt) is not SpannedPrompt or not prompt.spans:
+            return list(prompt)
+        if self._spanless_family is not None:
+            message = (
+                f"the prompt has vector spans, and models of the family {self._spanless_family} read ids alone; leave "
+                "the spans out"
+            )
+            raise RequestError(message, param="prompt")
+        if prompt.fault:
+            raise RequestError(prompt.fault, param="prompt")
+        if params.prompt_logprobs is not None:
+            message = (
+                "prompt_logprobs must be None beside vector spans: a vector has no probability"
+            )
+            raise RequestError(message, param="prompt_logprobs")
+        return SpannedPrompt(tuple(prompt.ids), tuple(prompt.spans))
 
     def _allowed(self, request: Request) -> TokenSet:
         if request.finish_reason is not None or request.constraint is None:

@@ -14,8 +14,11 @@ from orca_jax.sched.blocks import BlockName, BlockPool
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.values.request import Adapter
+from orca_jax.values.step import DIGEST_BYTES, VectorSpan
 
 ID_BYTES = 4
+SPAN_MARK = b"\xff" * ID_BYTES  # ids are below 2**31, so their bytes have no such run
+SPAN_BYTES = len(SPAN_MARK) + DIGEST_BYTES + ID_BYTES
 WORTH_A_COPY = 16  # tokens that a copy must save, unless it saves all of the prompt but one
 
 
@@ -54,7 +57,7 @@ class Page(NamedTuple):
     Attributes:
         digest: the digest of its tokens and of all before them.
         parent: the digest of the page before it, or of salt and adapter.
-        ids: the ids of its tokens, 4 bytes each.
+        ids: its tokens as bytes, see `with_spans`.
         roots: digests of the first pages that its content was computed from; wrong values spread along them.
         is_full: False for the last page of a prompt or a text.
     """
@@ -174,7 +177,7 @@ class PrefixCache:
             digests: the digests of the request's full pages, in order.
             start: the digest before the first one, of salt and adapter.
             most: tokens that may be found.
-            ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page.
+            ids: returns the tokens from a position on, as bytes, up to `most` and to the end of a page.
         """
         count = self._num_full(digests)
         if self._states is not None:
@@ -217,7 +220,7 @@ class PrefixCache:
             for begun, state in states.find(parent, ids(count * self._page_size), ID_BYTES):
                 source = self._page_with(parent, begun)
                 if source or not begun:
-                    return self._hit(found[:count], len(begun) // ID_BYTES, source, state)
+                    return self._hit(found[:count], _num_tokens(begun), source, state)
         return NO_HIT
 
     def _page_with(self, parent: bytes, begun: bytes) -> bytes:
@@ -349,12 +352,44 @@ class PrefixCache:
         assert self._pages.keys() <= set[bytes]().union(*self._blocks), "a page has no block"
 
 
+def with_spans(ids: bytes, spans: Sequence[VectorSpan]) -> bytes:
+    """Tokens as bytes: each as its id, and the first one of a vector span as a mark, the digest, the length and its id.
+
+    The code of no token begins that of another one. So equal bytes are equal tokens and vectors, and the longest common
+    beginning of sorted contents is that with a neighbour. A span that begins before these tokens is in the digest of
+    the page before them.
+    """
+    parts: list[bytes] = []
+    done = 0
+    for span in spans:
+        if span.place >= 0:
+            at = span.place * ID_BYTES
+            parts += [
+                ids[done:at],
+                SPAN_MARK,
+                span.digest,
+                span.length.to_bytes(ID_BYTES, "little"),
+            ]
+            done = at
+    return b"".join([*parts, ids[done:]])
+
+
+def _num_tokens(content: bytes) -> int:
+    """The number of tokens whose codes are complete in a beginning of a content."""
+    count = 0
+    at = 0
+    while (mark := content.find(SPAN_MARK, at)) >= 0:
+        count += (mark - at) // ID_BYTES
+        at = mark + SPAN_BYTES
+    return count + max(0, len(content) - at) // ID_BYTES
+
+
 def _num_common(one: bytes, other: bytes) -> int:
-    """The number of equal ids at the beginning of both."""
+    """The number of equal tokens at the beginning of both."""
     if one[:ID_BYTES] != other[:ID_BYTES]:
         return 0  # nearly always
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
-        return size // ID_BYTES
+        return _num_tokens(one[:size])
     differing = int.from_bytes(one[:size], "little") ^ int.from_bytes(other[:size], "little")
-    return ((differing & -differing).bit_length() - 1) // (8 * ID_BYTES)
+    return _num_tokens(one[: ((differing & -differing).bit_length() - 1) // 8])

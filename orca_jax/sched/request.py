@@ -8,6 +8,7 @@ from enum import Enum
 from hashlib import sha256
 
 from orca_jax.sched.admission import after
+from orca_jax.sched.prefix import with_spans
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
     Adapter,
@@ -20,7 +21,7 @@ from orca_jax.values.request import (
     Urgency,
     plain_update,
 )
-from orca_jax.values.step import NOT_FINITE, Member, MemberResult
+from orca_jax.values.step import NOT_FINITE, Member, MemberResult, SpannedPrompt, spans_of
 
 
 class State(Enum):
@@ -41,7 +42,7 @@ class Request:
     """
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: list[int] | SpannedPrompt
     params: SamplingParams
     arrival: float  # seconds, on the engine's clock
     arrival_index: int  # order of arrival, unique
@@ -104,8 +105,8 @@ class Request:
         """The paper's `max_tokens`: the largest number of slots of the request."""
         return len(self.prompt_ids) + (self.params.max_tokens if self.params.pooling is None else 0)
 
-    def ids_from(self, start: int, count: int) -> list[int]:
-        """`count` ids of prompt and generated text from position `start`."""
+    def ids_from(self, start: int, count: int) -> list[int] | SpannedPrompt:
+        """`count` ids of prompt and generated text from position `start`, with the vector spans that touch them."""
         boundary = len(self.prompt_ids)
         if start >= boundary:
             return self.generated_ids[start - boundary : start - boundary + count]
@@ -132,9 +133,9 @@ class Request:
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.
 
-        Equal digests mean equal tokens from the first one on. The chain starts from the request's salt and from the
-        content of its adapter. So requests with different salts never find each other's pages, and response times
-        reveal nothing about them. SHA-256, since a client may choose ids to make digests collide.
+        Equal digests mean equal tokens and vectors from the first one on. The chain starts from the request's salt and
+        from the content of its adapter. So requests with different salts never find each other's pages, and response
+        times reveal nothing about them. SHA-256, since a client may choose ids to make digests collide.
         """
         digests = self.page_digests
         while len(digests) < num_pages:
@@ -162,10 +163,13 @@ def page_digest(parent: bytes, ids: bytes) -> bytes:
 
 
 def id_bytes(ids: Sequence[int]) -> bytes:
-    """Ids as 4 bytes each, the lowest first."""
+    """Ids as 4 bytes each, the lowest first; with vector spans in the form of `with_spans`."""
     words = array("I", ids)
     if sys.byteorder == "big":
         words.byteswap()
+    spans = spans_of(ids)
+    if spans:
+        return with_spans(words.tobytes(), spans)
     return words.tobytes()
 
 

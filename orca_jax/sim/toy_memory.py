@@ -1,10 +1,14 @@
-"""The memory of the toy model's device, and its checks of every plan."""
+"""The memory of the toy model's device, and its checks of every plan.
+
+In a vector span the number of a vector takes the place of the id `x_i` in the model's sum (`toy.py`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.values.step import BlockCopy, Member, RowSampling
+from orca_jax.values.step import BlockCopy, Member, RowSampling, VectorSpan, spans_of
 
 _Contents = list[int | None]
 """The tokens of a block: the id and the adapter of each as one number, then the model's sum up to each position."""
@@ -12,6 +16,27 @@ _Contents = list[int | None]
 
 _OwnBlocks = tuple[list[int], list[set[int]], list[_Contents], int]
 """The blocks of a row in a group, the readers and the contents of all blocks of its pool, and the row as a reader."""
+
+
+def toy_span(place: int, length: int, name: str, first: int) -> VectorSpan:
+    """A span of the toy's front end: its vectors are the numbers from `first` on, which is in the key and the digest.
+
+    `name` is that of one upload, so several keys may have the same vectors.
+    """
+    return VectorSpan(place, length, sha256(b"%d" % first).digest(), f"{name}:{first}")
+
+
+def _values(ids: Sequence[int], spans: Sequence[VectorSpan]) -> Sequence[int]:
+    """The number `x_i` of each token: its id, or that of its vector."""
+    if not spans:
+        return ids
+    values = list(ids)
+    for place, length, digest, key in spans:
+        first = int(key.rpartition(":")[2])
+        assert digest == sha256(b"%d" % first).digest(), f"the digest of {key} is that of others"
+        for at in range(max(0, place), min(place + length, len(values))):
+            values[at] = first + at - place
+    return values
 
 
 @dataclass(slots=True)
@@ -139,7 +164,7 @@ class ToyMemory:
         elif member.state is not None:
             self._check_state(member, row)
         row.start = start
-        self._append(row, ids)
+        self._append(row, ids, _values(ids, spans_of(member.ids)))
         if member.state is not None:
             self._states[member.state.target] = (
                 None if is_repeated else (len(row.sums), row.sums[-1])
@@ -161,16 +186,16 @@ class ToyMemory:
             f"{member.request_id} starts at {member.start} and reads state {source}, which is that of other tokens"
         )
 
-    def _append(self, row: ToyRow, ids: list[int]) -> None:
+    def _append(self, row: ToyRow, ids: list[int], values: Sequence[int]) -> None:
         size = self._page_size
         vocab_size = self._vocab_size
         sums = row.sums
         total = sums[-1] if sums else 0
         adapter = self._adapter_of(row)
         row.ids += ids
-        for position, token in enumerate(ids, row.start):
+        for position, (token, value) in enumerate(zip(ids, values, strict=True), row.start):
             assert 0 <= token < vocab_size, f"{row.request_id}: ids outside the vocabulary"
-            total += (position + 1) * (token + 1 + adapter)
+            total += (position + 1) * (value + 1 + adapter)
             sums.append(total)
             number, slot = divmod(position, size)
             for blocks, readers, contents, reader in row.own_blocks:

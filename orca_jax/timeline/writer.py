@@ -26,7 +26,7 @@ from orca_jax.sched.scheduler import Held
 from orca_jax.values.config import CacheConfig, EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import FinishReason, RequestUpdate
-from orca_jax.values.step import ExecutorStats, StepPlan, StepResult
+from orca_jax.values.step import ExecutorStats, StepPlan, StepResult, spans_of
 
 TIMELINE_VERSION = 4
 FLUSH_LINES = 128  # lines written together, in half a millisecond
@@ -61,6 +61,8 @@ class Arrival:
     tenant: int = 0  # keyed hash of the name; 0: no name
     deadline: float | None = None  # seconds after `at`
     predicted: float = 0.0  # predicted tokens to generate
+    # (position, tokens) of the vector spans of the prompt
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -226,6 +228,7 @@ class TimelineWriter(Observer):
             tenant=self._keyed(urgency.tenant.encode()) if urgency.tenant else 0,
             deadline=urgency.deadline,
             predicted=request.predicted_output,
+            spans=tuple([(span.place, span.length) for span in spans_of(request.prompt_ids)]),
         )
 
     def selecting(self) -> None:

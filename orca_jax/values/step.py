@@ -4,9 +4,9 @@ Schedulers decide plans and executors run them; neither imports the other. A pla
 to a socket, replayed, or run by a simulator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, overload
 
 from orca_jax.values.request import SamplingParams, TokenLogprobs, TokenSet
 
@@ -14,6 +14,102 @@ NOT_FINITE = (
     "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
 )
 """The error of a request with sound parameters; every other error follows from the request's own parameters."""
+
+
+DIGEST_BYTES = 32  # of SHA-256
+
+
+class VectorSpan(NamedTuple):
+    """Consecutive tokens of a prompt that stand for vectors from the front end, such as those of an image.
+
+    Each token has an id too, which the vector replaces in the first layer.
+
+    Attributes:
+        place: the position of its first token. In a part of a prompt it counts from the begin of the part, and is
+            negative if the span begins before it.
+        length: the number of its tokens, and of its vectors.
+        digest: SHA-256 of what the vectors follow from: spans of one digest and one length have equal vectors.
+        key: the name of the vectors in the front end.
+    """
+
+    place: int
+    length: int
+    digest: bytes
+    key: str
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.place + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class SpannedPrompt(Sequence[int]):
+    """A prompt with vector spans, or a part of one: the sequence of its ids. Plain ids are a prompt without spans.
+
+    A slice has the spans that touch it, and is a list if there are none.
+
+    Attributes:
+        ids: the id of each token.
+        spans: its vector spans, in order and without overlap.
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[VectorSpan, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "list[int] | SpannedPrompt": ...
+
+    def __getitem__(self, index: int | slice) -> "int | list[int] | SpannedPrompt":
+        if not isinstance(index, slice):
+            return self.ids[index]
+        start, stop, step = index.indices(len(self.ids))
+        assert step == 1, f"a part of a prompt is consecutive, not every {step}-th token"
+        spans = tuple(
+            span._replace(place=span.place - start)
+            for span in self.spans
+            if max(span.place, start) < min(span.end, stop)
+        )
+        if not spans:
+            return list(self.ids[index])
+        return SpannedPrompt(self.ids[index], spans)
+
+    def __add__(self, ids: Sequence[int]) -> "SpannedPrompt":
+        """The tokens followed by plain ones."""
+        return SpannedPrompt((*self.ids, *ids), self.spans)
+
+    @property
+    def fault(self) -> str:
+        """The reason for which these spans are not those of a whole prompt; empty if they are."""
+        end = 0
+        for span in self.spans:
+            if len(span.digest) != DIGEST_BYTES:
+                return (
+                    f"the digest of a vector span has {DIGEST_BYTES} bytes, not {len(span.digest)}"
+                )
+            if span.length < 1 or span.place < end or span.end > len(self.ids):
+                return (
+                    f"a vector span of {span.length} tokens from position {span.place} on is not within the positions "
+                    f"from {end} to {len(self.ids)}"
+                )
+            end = span.end
+        return ""
+
+
+def spans_of(ids: Sequence[int]) -> tuple[VectorSpan, ...]:
+    """The vector spans of a prompt or of a part of one; () for plain ids."""
+    if type(ids) is SpannedPrompt:  # `isinstance` of a Sequence takes ten times as long
+        return ids.spans
+    return ()
 
 
 class RowSampling(NamedTuple):
@@ -51,9 +147,10 @@ class StateMove(NamedTuple):
 class Member(NamedTuple):
     """The work of one request in one iteration.
 
-    It processes `num_tokens` tokens from position `start`. `ids` are the ids known to the host, in order. If
-    `last_on_device` holds, one more id follows: the executor has it in `last_token[row]`. So
-    `num_tokens == len(ids) + last_on_device`. The context after the iteration is `start + num_tokens` tokens.
+    It processes `num_tokens` tokens from position `start`. `ids` are the ids known to the host, in order; a
+    `SpannedPrompt` if vector spans touch them, with places from `start` on. If `last_on_device` holds, one more id
+    follows: the executor has it in `last_token[row]`. So `num_tokens == len(ids) + last_on_device`. The context after
+    the iteration is `start + num_tokens` tokens.
 
     Blocks are sent once (`cache_spec`): `new_blocks` were allocated since the member's last plan, as many in each
     group of layers, and follow the row's first `num_old_blocks` of the group. Blocks that the row gave back count. An
@@ -74,7 +171,7 @@ class Member(NamedTuple):
     request_id: str
     row: int
     start: int
-    ids: Sequence[int]
+    ids: Sequence[int] | SpannedPrompt
     is_sampling: bool
     last_on_device: bool = False
     num_old_blocks: int = 0

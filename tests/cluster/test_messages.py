@@ -28,8 +28,18 @@ from orca_jax.cluster.messages import (
 from orca_jax.cluster.roll import Roll
 from orca_jax.cluster.version import own_code, own_version
 from orca_jax.values.request import SamplingParams
-from orca_jax.values.step import Member, MemberResult, RowSampling, StateMove, StepPlan, StepResult
+from orca_jax.values.step import (
+    Member,
+    MemberResult,
+    RowSampling,
+    SpannedPrompt,
+    StateMove,
+    StepPlan,
+    StepResult,
+    VectorSpan,
+)
 
+SPANNED = SpannedPrompt((5, 6), (VectorSpan(-3, 4, bytes(32), "image-1"),))
 SAMPLING = RowSampling(SamplingParams(temperature=0.5), 2**63 - 1, 2)
 PLANS = [
     StepPlan(0, (Member("a", 3, 0, [5, 6], True, sampling=SAMPLING),)),
@@ -43,10 +53,11 @@ PLANS = [
     StepPlan(
         3, (Member("a", 3, 0, [5], False, state=StateMove(-1, 4)), Member("b", 0, 4, [8], True))
     ),
+    StepPlan(4, (Member("a", 3, 5, SPANNED, False),)),
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["new", "mixed", "states"])
+@pytest.mark.parametrize("plan", PLANS, ids=["new", "mixed", "states", "spans"])
 def test_a_plan_arrives_unchanged(plan: StepPlan) -> None:
     payload = encode(Iteration(plan, 5))
     call = decode_call(payload)
@@ -55,6 +66,7 @@ def test_a_plan_arrives_unchanged(plan: StepPlan) -> None:
     assert call.num_collected == 5
     assert isinstance(call.plan.members[0], Member)
     assert call.plan.members[0].state == plan.members[0].state
+    assert call.plan.members[0].ids == plan.members[0].ids
 
 
 def test_sets_of_any_vocabulary_arrive_unchanged() -> None:

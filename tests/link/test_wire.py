@@ -49,9 +49,10 @@ from orca_jax.values.request import (
     Urgency,
 )
 from orca_jax.values.startup import EngineSummary, StartReport
-from orca_jax.values.step import ExecutorStats
+from orca_jax.values.step import ExecutorStats, SpannedPrompt, VectorSpan
 from tests.sim.oracle import toy_generate
 
+SPANNED = SpannedPrompt((1, 2, 3), (VectorSpan(0, 2, bytes(32), "image-1"),))
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [
     Start(EngineConfig(model="preset:toy", max_model_len=77, dtype="bfloat16", compile_cache=None)),
@@ -79,6 +80,7 @@ TO_ENGINE = [
         ),
         Urgency(-3, "a tenant", 1.5),
     ),
+    Submit("r3", SPANNED, SamplingParams(5)),
     Abort("r1"),
     Watch(True),
 ]
@@ -132,6 +134,13 @@ def test_frames_survive_any_cut(messages: list[Message], size: int) -> None:
         decode_to_engine if message in TO_ENGINE else decode_from_engine for message in messages
     ]
     assert [read(payload) for read, payload in zip(known, payloads, strict=True)] == messages
+
+
+def test_ids_alone_are_an_array() -> None:
+    """A prompt without vector spans costs no byte for them."""
+    params = SamplingParams(5)
+    fields = ["Submit", "r", [1, 2, 300], params, Urgency(), None, False]
+    assert encode(Submit("r", [1, 2, 300], params))[4:] == msgspec.msgpack.encode(fields)
 
 
 def test_halves_of_surrogate_pairs_are_sent_as_escapes() -> None:
@@ -253,6 +262,18 @@ def test_engine_loop() -> None:
     beat = status.heartbeat()
     assert (beat.phase, beat.busy_seconds) == ("serving", 0) and beat.engine is not None
     assert beat.engine.free_pages == beat.engine.num_pages
+
+
+def test_spans_are_refused_by_the_family() -> None:
+    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64)).engine
+    inbox: Inbox = queue.SimpleQueue()
+    sent: list[Message] = []
+    inbox.put(Submit("r", SPANNED, SamplingParams(4)))
+    inbox.put(None)
+    EngineLoop(engine, inbox, sent.append, EngineStatus(), lambda _: Anything()).run_engine()
+    (refused,) = sent
+    assert isinstance(refused, Rejected) and refused.param == "prompt"
+    assert "vector spans, and models of the family toy read ids alone" in refused.message
 
 
 def test_the_row_of_a_late_found_end_is_reported_free() -> None:

@@ -14,6 +14,7 @@ from orca_jax.llm.outputs import RequestOutput
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.errors import ConfigError, EngineError, RequestError
 from orca_jax.values.request import LoRARequest
+from orca_jax.values.step import SpannedPrompt, VectorSpan
 from tests.sim.oracle import toy_generate
 
 SETTINGS: dict[str, Any] = {
@@ -106,6 +107,9 @@ def test_a_closed_stream_is_aborted_and_errors_disturb_nothing() -> None:
                     with pytest.raises(RequestError) as caught:
                         await last(llm.generate(prompt, SamplingParams(**fields)))  # type: ignore[arg-type]
                     assert caught.value.param is not None and param in caught.value.param
+                spanned = SpannedPrompt((1, 2), (VectorSpan(0, 1, bytes(32), "image-1"),))
+                with pytest.raises(RequestError, match="of the family toy read ids alone"):
+                    await last(llm.generate(spanned))
                 with pytest.raises(RequestError, match="priority must be 0"):
                     await last(llm.generate("a", priority=1))
                 assert not (await anext(outputs)).finished

@@ -3,7 +3,7 @@
 The toy has each token in each group, and raises if a member reads a block that its row has left or another row has got.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 from orca_jax.sched import plan, prefix
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import PrefixCache
+from orca_jax.sim.toy_memory import toy_span
 from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import SamplingParams
+from orca_jax.values.step import SpannedPrompt
 from tests.sched.drafts.test_scheduler import speculative_lab
 from tests.sched.lab import VOCAB, Lab, Shape, groups_of
 
@@ -66,21 +68,34 @@ def make_lab(kind: str, dice: Random, has_states: bool = False) -> Lab:
     return speculative_lab(name, **sizes)[0] if speculates else Lab(name, **sizes)
 
 
-def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
+def with_a_span(ids: list[int], dice: Random) -> Sequence[int]:
+    """Most prompts with a vector span, of one of two contents and from one of three uploads, at one of few places."""
+    place = dice.choice((0, 2, 7))
+    if place >= len(ids) or dice.random() < 0.2:
+        return ids
+    length = min(dice.choice((1, 4, 15)), len(ids) - place)
+    span = toy_span(place, length, name=dice.choice("abc"), first=dice.choice((9, 30)))
+    return SpannedPrompt(tuple(ids), (span,))
+
+
+def play(
+    kind: str, seed: int, num_steps: int, has_states: bool = False, has_spans: bool = False
+) -> Lab:
     """Arrivals, steps, aborts and preemptions in random order; then every answer is compared with the toy's own."""
     dice = Random(f"{kind} {seed}")
     lab = make_lab(kind, dice, has_states)
     stems = [[dice.randrange(VOCAB) for _ in range(dice.randint(0, 24))] for _ in range(3)]
-    wanted: dict[str, tuple[list[int], SamplingParams]] = {}
+    wanted: dict[str, tuple[Sequence[int], SamplingParams]] = {}
     aborted = set[str]()
     for _ in range(num_steps):
         action = dice.random()
         if action < 0.35 and len(lab.pool) < 8:
             stem = dice.choice(stems)
-            prompt = [
+            ids = [
                 *stem[: dice.randint(0, len(stem))],
                 *(dice.randrange(VOCAB) for _ in range(dice.randint(1, 3))),
             ]
+            prompt = with_a_span(ids, dice) if has_spans else ids
             params = SamplingParams(
                 max_tokens=dice.randint(1, LONGEST - len(prompt)),
                 temperature=dice.choice((0.0, 1.0)),
@@ -180,8 +195,9 @@ def check_found(
     mutant: object,
     monkeypatch: pytest.MonkeyPatch,
     has_states: bool = False,
+    has_spans: bool = False,
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(60):
-            play(kind, seed, 60, has_states)
+            play(kind, seed, 60, has_states, has_spans)

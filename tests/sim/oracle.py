@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from orca_jax.sim.toy_logits import has_adjustments, toy_adjusted, toy_logprobs, toy_noise
 from orca_jax.values.request import Constraint, SamplingParams, TokenLogprobs
+from orca_jax.values.step import SpannedPrompt
 
 
 def toy_generate(
@@ -26,7 +27,7 @@ def toy_generate(
     """
     stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
     ids = list(prompt_ids)
-    total = sum((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids))
+    total = sum((i + 1) * (value + 1 + adapter) for i, value in enumerate(values_of(prompt_ids)))
     is_plain = constraint is None and not _is_limited(params) and not has_adjustments(params)
     for _ in range(params.max_tokens):
         noise = toy_noise(
@@ -52,6 +53,16 @@ def toy_generate(
         if constraint is not None:
             constraint.accept(token)
     return ids[len(prompt_ids) :]
+
+
+def values_of(prompt: Sequence[int]) -> list[int]:
+    """The number of each token: its id, or in a vector span `name:first` the numbers from `first` on."""
+    values = list(prompt)
+    if isinstance(prompt, SpannedPrompt):
+        for span in prompt.spans:
+            _, first = span.key.split(":")
+            values[span.place : span.end] = range(int(first), int(first) + span.length)
+    return values
 
 
 def _is_limited(params: SamplingParams) -> bool:

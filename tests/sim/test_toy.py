@@ -6,8 +6,9 @@ import pytest
 
 from orca_jax.sim.toy import ToyExecutor
 from orca_jax.sim.toy_logits import toy_logprobs
+from orca_jax.sim.toy_memory import toy_span
 from orca_jax.values.request import SamplingParams
-from orca_jax.values.step import Member, MemberResult, StepPlan, StepResult
+from orca_jax.values.step import Member, MemberResult, SpannedPrompt, StepPlan, StepResult
 from tests.sampling import row_sampling
 from tests.sim.oracle import toy_generate
 
@@ -38,6 +39,22 @@ def test_by_hand() -> None:
     assert run(
         executor, Member("a", 0, 4, [4], True, num_old_blocks=2, new_blocks=([0],))
     ).token_ids == [9]
+
+
+def test_vectors_by_hand() -> None:
+    """The vectors have the numbers 7, 8 and 9: 1*2 + 2*8 + 3*9 = 45, 5; + 4*10 = 85, + 5*5 = 110, 0."""
+    span = toy_span(1, 3, "upload", 7)
+    prompt = SpannedPrompt((1, 2, 3, 2, 4), (span,))
+    executor = toy()
+    first = FIRST._replace(ids=prompt[:3])
+    assert run(executor, first).token_ids == [5]
+    rest = Member("a", 0, 3, prompt[3:], True, num_old_blocks=2, new_blocks=([0],))
+    assert run(executor, rest).token_ids == [0]
+    params = SamplingParams(max_tokens=1, temperature=0)
+    assert toy_generate(prompt, params, vocab_size=10) == [0]
+    wrong = SpannedPrompt((1, 2, 3), (span._replace(length=2, key="upload:8"),))
+    with pytest.raises(AssertionError, match="the digest of upload:8 is that of others"):
+        run(toy(), FIRST._replace(ids=wrong))
 
 
 def test_sampling_by_hand() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from orca_jax.assembly.engine import build_engine
+from orca_jax.sim.toy_memory import toy_span
 from orca_jax.timeline.read import load_timeline
 from orca_jax.timeline.writer import TimelineFile
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import SamplingParams, Urgency
+from orca_jax.values.step import SpannedPrompt
 from tests.sched.lab import Shape
 from tests.timeline.traced import ONE, TracedLab
 
@@ -214,6 +216,7 @@ def test_the_file_has_neither_ids_nor_names_of_tenants(tmp_path: Path) -> None:
             "tenant",
             "deadline",
             "predicted",
+            "spans",
         }
     ] * 2
     assert [arrival["prompt"] for arrival in arrivals] == [4, 2], "counts, not ids"
@@ -222,6 +225,25 @@ def test_the_file_has_neither_ids_nor_names_of_tenants(tmp_path: Path) -> None:
         isinstance(arrivals[0]["tenant"], int)
         and arrivals[0]["tenant"] != 0 == arrivals[1]["tenant"]
     )
+
+
+def test_vector_spans_have_places_and_pages_of_their_own() -> None:
+    """The pages of equal digests have equal numbers, and those before a span too; ids alone say nothing."""
+    lab = TracedLab(max_bs=1, page_size=4, shape=ONE._replace(reuses_prefixes=True))
+    greedy = SamplingParams(max_tokens=1, temperature=0)
+    ids = tuple(range(14))
+    for name, first in (("a", 5), ("b", 5), ("c", 6)):
+        span = toy_span(5, 6, name, first)
+        lab.engine.add_request(name, SpannedPrompt(ids, (span,)), greedy)
+    lab.engine.add_request("plain", ids, greedy)
+    lab.run()
+    run = lab.timeline
+    assert [run.arrivals[n].spans for n in range(4)] == [((5, 6),)] * 3 + [()]
+    a, b, c, plain = (run.ends[n].pages for n in range(4))
+    assert a == b and len(a) == 4
+    assert a[0] == c[0] == plain[0]
+    assert not {*a[1:]} & {*c[1:]} and not {*a[1:], *c[1:]} & {*plain[1:]}
+    assert [run.ends[n].cached for n in range(4)] == [0, 13, 4, 4]
 
 
 def test_a_second_engine_appends_and_the_last_one_is_read(tmp_path: Path) -> None:
