@@ -5,13 +5,19 @@ metadata the `quantization_config`. With Python 3.11:
 
     pip install torch==2.13.0 compressed-tensors==0.20.1 gptqmodel==7.7.0
     python -m scripts.record_published
+
+With `--model FILE.gguf --output DIR` it writes a whole model in some forms.
 """
 
+import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -28,8 +34,18 @@ GROUP = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word, as AutoAWQ packs them
 
 
+Tensors = dict[str, torch.Tensor]
+
+
 def main() -> None:
-    """Write all files."""
+    """Write all files, or a whole model in some forms."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a GGUF file to write in all forms")
+    parser.add_argument("--output", type=Path, help="the folder of its directories")
+    args = parser.parse_args()
+    if args.model is not None:
+        write_model(args.model, args.output)
+        return
     FOLDER.mkdir(parents=True, exist_ok=True)
     for number, (name, settings) in enumerate(GPTQ.items()):
         record_gptq(name, settings, number)
@@ -57,23 +73,29 @@ GPTQ: dict[str, dict[str, Any]] = {
 def record_gptq(name: str, settings: dict[str, Any], seed: int) -> None:
     """A matrix packed and dequantised by GPTQModel."""
     torch.manual_seed(seed)
+    tensors, plain = gptq(torch.randn(OUTPUTS, INPUTS) / 8, settings)
+    _save(name, {"quant_method": "gptq", **settings}, tensors, plain)
+
+
+def gptq(weight: torch.Tensor, settings: dict[str, Any]) -> tuple[Tensors, torch.Tensor]:
+    """The tensors of a matrix [O, I], rounded to the nearest numbers, and its entries."""
+    outputs, inputs = weight.shape
     bits = settings["bits"]
-    groups = INPUTS // settings["group_size"] if settings["group_size"] > 0 else 1
-    layer = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
-    scales = (0.5 + torch.rand(OUTPUTS, groups)).half().float() / 2**bits
-    zeros = torch.randint(1, 2**bits - 1, (OUTPUTS, groups)).float()
-    if settings["sym"]:
-        zeros = torch.full_like(zeros, 2 ** (bits - 1))
-    order = torch.arange(INPUTS) // (INPUTS // groups)
+    size = settings["group_size"] if settings["group_size"] > 0 else inputs
+    order = torch.arange(inputs) // size
     if settings["desc_act"]:
-        order = order[torch.randperm(INPUTS)]
+        order = order[torch.randperm(inputs)]
+    grouped = weight[:, torch.argsort(order, stable=True)].reshape(outputs, -1, size)
+    scales, zeros = _range_of(grouped, bits, is_symmetric=settings["sym"])
+    layer = torch.nn.Linear(inputs, outputs, bias=False)
+    layer.weight.data = weight
     module = TorchLinear(
         bits=bits,
         group_size=settings["group_size"],
         sym=settings["sym"],
         desc_act=settings["desc_act"],
-        in_features=INPUTS,
-        out_features=OUTPUTS,
+        in_features=inputs,
+        out_features=outputs,
     )
     module.pack_block(layer, scales, zeros, order.int(), workers=1)
     module.post_init()
@@ -88,31 +110,56 @@ def record_gptq(name: str, settings: dict[str, Any], seed: int) -> None:
         "scales": module.scales.half(),
         "g_idx": module.g_idx.int(),
     }
-    _save(name, {"quant_method": "gptq", **settings}, tensors, plain)
+    return tensors, plain
+
+
+def _range_of(
+    grouped: torch.Tensor, bits: int, *, is_symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales in float16 and zero points [O, G] of numbers [O, G, inputs]. Version 1 has no zero point of 0."""
+    if is_symmetric:
+        scales = grouped.abs().amax(dim=-1) / (2 ** (bits - 1) - 1)
+        return scales.half().float(), torch.full_like(scales, 2 ** (bits - 1))
+    least = grouped.amin(dim=-1).clamp(max=0)
+    most = grouped.amax(dim=-1).clamp(min=0)
+    scales = ((most - least) / (2**bits - 1)).half().float()
+    return scales, torch.round(-least / scales).clamp(1, 2**bits - 1)
+
+
+AWQ = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": GROUP,
+    "zero_point": True,
+    "version": "gemm",
+}
 
 
 def record_awq() -> None:
     """A matrix in AutoAWQ's order of outputs, dequantised by GPTQModel's copy of its code."""
     torch.manual_seed(7)
-    numbers = torch.randint(0, 16, (INPUTS, OUTPUTS))
-    zeros = torch.randint(0, 16, (INPUTS // GROUP, OUTPUTS))
-    scales = (0.5 + torch.rand(INPUTS // GROUP, OUTPUTS)).half() / 16
+    _save("awq", AWQ, *awq(torch.randn(OUTPUTS, INPUTS) / 8, GROUP))
+
+
+def awq(weight: torch.Tensor, size: int) -> tuple[Tensors, torch.Tensor]:
+    """The tensors of a matrix [O, I], rounded to the nearest numbers, and its entries."""
+    outputs, inputs = weight.shape
+    grouped = weight.reshape(outputs, -1, size)
+    scales, zeros = _range_of(grouped, 4, is_symmetric=False)
+    numbers = torch.round(grouped / scales[..., None] + zeros[..., None]).clamp(0, 15)
 
     def packed(values: torch.Tensor) -> torch.Tensor:
         eights = values.reshape(values.shape[0], -1, 8)[..., list(_AWQ_ORDER)].long()
         words = (eights << (4 * torch.arange(8))).sum(dim=-1)
         return torch.where(words >= 2**31, words - 2**32, words).int()
 
-    tensors = {"qweight": packed(numbers), "qzeros": packed(zeros), "scales": scales}
-    plain = dequantize_gemm(tensors["qweight"], tensors["qzeros"], scales.float(), 4, GROUP).T
-    config = {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": GROUP,
-        "zero_point": True,
-        "version": "gemm",
+    tensors = {
+        "qweight": packed(numbers.reshape(outputs, inputs).T.long()),
+        "qzeros": packed(zeros.T.long()),
+        "scales": scales.T.half(),
     }
-    _save("awq", config, tensors, plain)
+    plain = dequantize_gemm(tensors["qweight"], tensors["qzeros"], scales.T, 4, size).T
+    return tensors, plain
 
 
 COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -160,29 +207,42 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
 def record_compressed(name: str, form: str, fields: dict[str, Any]) -> None:
     """A matrix compressed and decompressed by compressed-tensors."""
     torch.manual_seed(11)
-    args = QuantizationArgs(**fields)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
-    weight = torch.randn(OUTPUTS, INPUTS) / 8
-    state: dict[str, torch.Tensor] = {"weight": weight, **_parameters(weight, args)}
-    compressor = BaseCompressor.get_value_from_registry(form)
-    compressed = compressor.compress(state, scheme)
-    exact = dict(compressed, weight_scale=compressed["weight_scale"].float())
-    if form == "nvfp4-pack-quantized":  # its own `decompress` rounds to bfloat16
-        numbers = unpack_fp4_from_uint8(exact["weight_packed"], OUTPUTS, INPUTS, torch.float32)
-        whole = exact["weight_global_scale"]
-        plain = dequantize(numbers, exact["weight_scale"], args=args, global_scale=whole)
-    else:
-        plain = compressor.decompress(exact, scheme)["weight"]
-    config = {
+    _save(
+        name,
+        scheme_config(form, fields),
+        *compressed(torch.randn(OUTPUTS, INPUTS) / 8, form, fields),
+    )
+
+
+def scheme_config(form: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The `quantization_config` of compressed-tensors."""
+    weights = QuantizationArgs(**fields).model_dump(mode="json")
+    return {
         "quant_method": "compressed-tensors",
         "format": form,
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": args.model_dump(mode="json")}
-        },
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }
-    _save(name, config, compressed, plain)
+
+
+def compressed(
+    weight: torch.Tensor, form: str, fields: dict[str, Any]
+) -> tuple[Tensors, torch.Tensor]:
+    """The tensors of a matrix [O, I], and its entries."""
+    args = QuantizationArgs(**fields)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
+    state: dict[str, torch.Tensor] = {"weight": weight, **_parameters(weight, args)}
+    compressor = BaseCompressor.get_value_from_registry(form)
+    tensors = compressor.compress(state, scheme)
+    exact = dict(tensors, weight_scale=tensors["weight_scale"].float())
+    if form == "nvfp4-pack-quantized":  # its own `decompress` rounds to bfloat16
+        numbers = unpack_fp4_from_uint8(exact["weight_packed"], *weight.shape, torch.float32)
+        whole = exact["weight_global_scale"]
+        plain = dequantize(numbers, exact["weight_scale"], args=args, global_scale=whole)
+    else:
+        plain = compressor.decompress(exact, scheme)["weight"]
+    return tensors, plain
 
 
 def _parameters(weight: torch.Tensor, args: QuantizationArgs) -> dict[str, torch.Tensor]:
@@ -192,10 +252,10 @@ def _parameters(weight: torch.Tensor, args: QuantizationArgs) -> dict[str, torch
         parts = weight.reshape(1, 1, -1)
     elif strategy == "block":
         height, width = args.block_structure
-        blocks = weight.reshape(OUTPUTS // height, height, INPUTS // width, width)
-        parts = blocks.transpose(1, 2).reshape(OUTPUTS // height, INPUTS // width, -1)
+        blocks = weight.reshape(len(weight) // height, height, -1, width).transpose(1, 2)
+        parts = blocks.reshape(*blocks.shape[:2], -1)
     else:
-        parts = weight.reshape(OUTPUTS, -1, args.group_size or INPUTS)
+        parts = weight.reshape(len(weight), -1, args.group_size or weight.shape[1])
     least = parts.amin(dim=-1)
     most = parts.amax(dim=-1)
     if strategy == "tensor_group":
@@ -208,6 +268,59 @@ def _parameters(weight: torch.Tensor, args: QuantizationArgs) -> dict[str, torch
     found = {"weight_scale": scale.bfloat16()}
     if not args.symmetric:
         found["weight_zero_point"] = zeros.to(torch.int8)
+    return found
+
+
+def write_model(gguf_file: Path, folder: Path) -> None:
+    """Write a model in some forms, and with plain weights. Matrices of blocks are rounded to the nearest numbers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name
+    )
+    plain = {key: value.contiguous() for key, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        plain.pop("lm_head.weight", None)
+    for name, (config, write) in _forms_of_models().items():
+        tensors = dict(plain)
+        for key, weight in plain.items():
+            if write is not None and key.endswith("proj.weight"):
+                stem = key.removesuffix("weight")
+                del tensors[key]
+                parts, _ = write(weight)
+                tensors |= {stem + part: value.contiguous() for part, value in parts.items()}
+        directory = folder / name
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, directory / "model.safetensors")
+        tokenizer.save_pretrained(directory)
+        settings = json.loads(model.config.to_json_string())
+        for key in ("quantization_config", "_model_name_or_path"):
+            settings.pop(key, None)
+        if config is not None:
+            settings["quantization_config"] = config
+        text = json.dumps(settings, indent=1)
+        (directory / "config.json").write_text(text, encoding="utf-8")
+
+
+Write = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+
+
+def _forms_of_models() -> dict[str, tuple[dict[str, Any] | None, Write | None]]:
+    """The forms of `write_model`, with groups of 64 inputs."""
+    found: dict[str, tuple[dict[str, Any] | None, Write | None]] = {"plain": (None, None)}
+    settings = {"bits": 4, "group_size": 64, "sym": False, "desc_act": False}
+    found["gptq"] = ({"quant_method": "gptq", **settings}, partial(gptq, settings=settings))
+    found["awq"] = ({**AWQ, "group_size": 64}, partial(awq, size=64))
+    for name, form, fields in (
+        ("w4a16", "pack-quantized", {**COMPRESSED["packed-4"][1], "group_size": 64}),
+        ("w8a16", *COMPRESSED["packed-8"]),
+        ("int8", *COMPRESSED["int8"]),
+        ("fp8", *COMPRESSED["fp8-channel"]),
+        ("nvfp4", *COMPRESSED["nvfp4"]),
+    ):
+        write = partial(compressed, form=form, fields=fields)
+        found[name] = (scheme_config(form, fields), write)
     return found
 
 
