@@ -82,10 +82,18 @@ class StorageRow(NamedTuple):
     weights: QuantizationName | None = None
     kv: KVCacheDType | None = None
     form: str | None = None  # of matrices in a GGUF file, without an engine
+    directory: str | None = None  # with the same model in another form
+
+    @property
+    def has_engine(self) -> bool:
+        """True if the speed is measured."""
+        return self.form is None and self.directory is None
 
     @property
     def name(self) -> str:
         """Such as "int8 weights, fp8 KV cache"."""
+        if self.directory is not None:
+            return self.directory
         if self.form is not None:
             return f"{self.form} of GGUF"
         parts = [f"{self.weights} weights"] * bool(self.weights) + [f"{self.kv} KV cache"] * bool(
@@ -138,9 +146,10 @@ def run(args: argparse.Namespace) -> None:
         )
         raise ConfigError(message, param="model")
     texts = _texts(args, source, model)
-    quality = _quality(args, source, model, texts)
+    rows = (*ROWS, *[StorageRow(directory=directory) for directory in args.published])
+    quality = _quality(args, source, model, texts, rows)
     load_before = os.getloadavg()[0]
-    speeds = _speeds(args, model)
+    speeds = _speeds(args, model, rows)
     report = [
         {
             "storage": storage.name,
@@ -148,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
             "output_tokens_per_second": speed,
             **_memory(model, storage, args.dtype),
         }
-        for storage, found, speed in zip(ROWS, quality, speeds, strict=True)
+        for storage, found, speed in zip(rows, quality, speeds, strict=True)
     ]
     _print(report)
     settings = {
@@ -211,7 +220,11 @@ def causal_attention(
 
 
 def _quality(
-    args: argparse.Namespace, source: str, model: ModelConfig, texts: Sequence[tuple[int, ...]]
+    args: argparse.Namespace,
+    source: str,
+    model: ModelConfig,
+    texts: Sequence[tuple[int, ...]],
+    rows: Sequence[StorageRow],
 ) -> list[list[np.ndarray]]:
     """The log probabilities of each text, for each row."""
     limit_threads()
@@ -219,21 +232,29 @@ def _quality(
     padded = jnp.array([[*ids, *[0] * (longest - len(ids))] for ids in texts], jnp.int32)
     score = jax.jit(log_probabilities, static_argnames="kv")
     quality: dict[StorageRow, list[np.ndarray]] = {}
-    decoder, held = None, None
-    for row in sorted(ROWS, key=lambda row: (row.weights or "", row.form or "")):
-        if decoder is None or (row.weights, row.form) != held:
+    decoder = None
+    held = None
+    for row in sorted(rows, key=_weights_of_row):
+        if decoder is None or _weights_of_row(row) != held:
             decoder = _stored(args, source, model, row)
-            held = (row.weights, row.form)
+            held = _weights_of_row(row)
         quality[row] = [
             np.asarray(score(decoder, line, kv=row.kv))[: len(ids) - 1]
             for line, ids in zip(padded, texts, strict=True)
         ]
-    return [quality[row] for row in ROWS]
+    return [quality[row] for row in rows]
+
+
+def _weights_of_row(row: StorageRow) -> tuple[str, str, str]:
+    """What the weights of a row are; rows with equal ones share a decoder."""
+    return row.weights or "", row.form or "", row.directory or ""
 
 
 def _stored(args: argparse.Namespace, source: str, model: ModelConfig, row: StorageRow) -> Decoder:
     """The decoder with weights as in a row."""
     mesh = tensor_mesh(jax.local_devices()[:1])
+    if row.directory is not None:
+        return load_decoder(row.directory, dtype=args.dtype, mesh=mesh)
     config = replace(model, quantization=weights_of(row.weights))
     decoder = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config)
     if is_dynamic(row.weights):
@@ -316,9 +337,11 @@ def _texts(args: argparse.Namespace, source: str, model: ModelConfig) -> list[tu
     return texts
 
 
-def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
+def _speeds(
+    args: argparse.Namespace, model: ModelConfig, rows: Sequence[StorageRow]
+) -> list[float | None]:
     """The median of output tokens per second over all passes of each row's engine."""
-    measured = [row for row in ROWS if row.form is None] if args.passes else []
+    measured = [row for row in rows if row.has_engine] if args.passes else []
     engines = [build_engine(_config(args, model, storage)) for storage in measured]
     ids = np.random.default_rng(1).integers(0, model.vocab_size, (args.rows, PROMPT_TOKENS))
     workload = [WorkloadRequest(0.0, tuple(row), args.output_len) for row in ids.tolist()]
@@ -330,7 +353,7 @@ def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
             own.append(args.rows * args.output_len / run_workload(built.engine, workload).wall)
     for built in engines:
         built.close()
-    return [statistics.median(own) for own in speeds] + [None] * (len(ROWS) - len(engines))
+    return [statistics.median(own) for own in speeds] + [None] * (len(rows) - len(engines))
 
 
 def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, float | None]:
@@ -339,7 +362,7 @@ def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, 
         replace(model, quantization=weights_of(storage.weights)), dtype, 1, whole(model)
     )
     slot = page_bytes(model, PAGE_SIZE, page_dtype(storage.kv or dtype)) / PAGE_SIZE
-    return {"weight_bytes": weights if storage.form is None else None, "kv_bytes_per_token": slot}
+    return {"weight_bytes": weights if storage.has_engine else None, "kv_bytes_per_token": slot}
 
 
 def _print(report: Sequence[dict[str, float | str | None]]) -> None:

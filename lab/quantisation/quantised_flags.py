@@ -23,6 +23,13 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a text, whose first 4,096 tokens are read in parts of 512; default: five short ones, bundled",
     )
+    parser.add_argument(
+        "--published",
+        nargs="+",
+        default=(),
+        metavar="DIR",
+        help="directories with the same model in published forms, such as AWQ; each is a row",
+    )
     add_number(parser, "--rows", 8, "requests at once")
     add_number(parser, "--output-len", 32, "tokens of each request")
     add_number(parser, "--passes", 3, "timed passes of each engine; 0: none")
