@@ -212,6 +212,8 @@ def arrange_for(
 ) -> None:
     """`arrange`, with the bits of the files where the library multiplies them."""
     platform = platform_of(devices[0])
+    if keep_bits is not None and library is None:
+        keep_bits(decoder, None, len(devices))
     if library is None or keep_bits is None:
         arrange(platform, decoder, library)
         return

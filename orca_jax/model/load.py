@@ -40,8 +40,8 @@ from orca_jax.values.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-type KeepBits = Callable[[Decoder, Library, int], None]
-"""A function that gives matrices the form of their bits in the files, for so many devices."""
+type KeepBits = Callable[[Decoder, Library | None, int], None]
+"""A function that gives matrices the form of their bits in the files, for a library or XLA, and so many devices."""
 
 
 def tensor_mesh(devices: list[Any]) -> Mesh:

@@ -116,13 +116,14 @@ def quantised_parts(
     if path in held:
         return {path: array}
     assert kind is not None, f"{path} is not a parameter of a decoder with plain weights"
-    names = [f"{path}.{part}" for part in Quantised._fields]
-    values, scale = (held[name] for name in names)
-    parts = _quantising(None if path.endswith(".table") else kind, values.sharding, scale.sharding)(
-        array
+    values = f"{path}.values"
+    scale = f"{path}.scale"
+    quantised = _quantising(
+        None if path.endswith(".table") else kind, held[values].sharding, held[scale].sharding
     )
+    parts = quantised(array)
     jax.block_until_ready(parts)  # so that no other plain parameters wait in memory
-    return dict(zip(names, parts, strict=True))
+    return {values: parts.values, scale: parts.scale}
 
 
 @lru_cache(maxsize=16)
@@ -150,22 +151,25 @@ def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
 class _StoredParts(nnx.Module):
     """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs."""
 
-    def __init__(
-        self, parts: Quantised, axes: tuple[str, ...], kind: Quantization, *, is_stacked: bool
-    ) -> None:
+    def __init__(self, parts: Quantised, axes: tuple[str, ...], *, is_stacked: bool) -> None:
         if is_stacked:
             axes = ("layers", *axes)
         *first, inputs, outputs = axes
         self.values = nnx.Param(parts.values, axes=(*first, inputs, outputs))
         # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
-        if kind == "int4":
+        if parts.is_grouped:
             first.append("groups")
         self.scale = nnx.Param(parts.scale, axes=(*first, outputs))
+        zero = None
+        if parts.zero is not None:
+            zero = nnx.Param(parts.zero, axes=(*first, outputs))
+        self.zero = nnx.data(zero)
 
     @property
     def parts(self) -> Quantised:
         """The values and scales; within `shard_map`, those of this device."""
-        return Quantised(self.values[...], self.scale[...])
+        zero = None if self.zero is None else self.zero[...]
+        return Quantised(self.values[...], self.scale[...], zero)
 
 
 class QuantisedMatrix(_StoredParts):
@@ -190,7 +194,7 @@ class QuantisedMatrix(_StoredParts):
         *,
         is_stacked: bool,
     ) -> None:
-        super().__init__(parts, axes, kind, is_stacked=is_stacked)
+        super().__init__(parts, axes, is_stacked=is_stacked)
         self.kind: Quantization = kind
         self.dtype = dtype
         self.splits = splits
@@ -220,7 +224,7 @@ class QuantisedExperts(_StoredParts):
         *,
         is_stacked: bool,
     ) -> None:
-        super().__init__(parts, axes, kind, is_stacked=is_stacked)
+        super().__init__(parts, axes, is_stacked=is_stacked)
         self.kind: Quantization = kind
         self.dtype = dtype
 

@@ -4,13 +4,15 @@ These rows stay in the caches of the processor. XLA would write the converted ma
 and take ten times as long for a few tokens.
 """
 
+import math
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 from orca_jax.kernels.matmul.api import dot, precision_of
-from orca_jax.kernels.matmul.parts import Quantised, group_size, lanes
+from orca_jax.kernels.matmul.parts import Quantised, lanes
 from orca_jax.values.config import Quantization
 
 BLOCK = 128  # rows of values that are converted at once
@@ -25,19 +27,30 @@ def multiply(
     inputs = x.reshape(x.shape[0], splits, -1, per_row).transpose(3, 1, 0, 2)  # [per_row, S, T, J]
     rows = values.shape[1]
     size = min(rows, BLOCK)
-    each = group_size(x.shape[1], splits) // 2  # rows of a group of int4; divides BLOCK
-    if kind == "int4":
-        scale = jnp.repeat(weight.scale, rows * splits // each // len(weight.scale), axis=0)
-        scale = scale.reshape(splits, -1, scale.shape[1])  # [S, G, O]
+    each = size
+    if weight.is_grouped:  # rows with one scale: in a block, in a group and on a device
+        each = math.gcd(BLOCK, rows, rows * splits // len(weight.scale))
+    repeats = rows * splits // each
+
+    def of_rows(factors: Num[Array, "G O"]) -> Num[Array, "S R O"]:
+        repeated = jnp.repeat(factors, repeats // len(factors), axis=0)
+        return repeated.reshape(splits, -1, repeated.shape[1])
+
+    scale = of_rows(weight.scale) if weight.is_grouped else None
+    zero = None if weight.zero is None else of_rows(weight.zero)
 
     def block(start: Array | int, size: int) -> Float[Array, "S T O"]:
         converted = _on_cpu(lax.dynamic_slice_in_dim(values, start, size, axis=1), kind, x.dtype)
-        if kind == "int4":
-            factors = lax.dynamic_slice_in_dim(scale, start // each, size // each, axis=1)
-            factors = jnp.repeat(factors.astype(jnp.float32), each, axis=1)
-            converted = tuple(
-                (lane.astype(jnp.float32) * factors).astype(x.dtype) for lane in converted
-            )
+        if scale is not None:
+
+            def of_block(factors: Num[Array, "S R O"]) -> Float[Array, "S J O"]:
+                own = lax.dynamic_slice_in_dim(factors, start // each, size // each, axis=1)
+                return jnp.repeat(own.astype(jnp.float32), each, axis=1)
+
+            numbers = [lane.astype(jnp.float32) for lane in converted]
+            if zero is not None:
+                numbers = [lane - of_block(zero) for lane in numbers]
+            converted = tuple((lane * of_block(scale)).astype(x.dtype) for lane in numbers)
         pairs = zip(lax.dynamic_slice_in_dim(inputs, start, size, axis=3), converted, strict=True)
         return sum((dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
 
@@ -89,5 +102,7 @@ def _on_cpu(
 
 def _after(weight: Quantised, kind: Quantization) -> Array:
     """The factor on the sums over `_on_cpu`."""
-    factors = {"int4": jnp.float32(1), "int8": weight.scale, "fp8": weight.scale * E4M3_IN_16}
-    return factors[kind]
+    scale: Array = jnp.float32(1) if weight.is_grouped else weight.scale
+    if kind == "fp8":
+        return scale * E4M3_IN_16
+    return scale

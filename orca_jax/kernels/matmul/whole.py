@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from orca_jax.kernels.matmul.api import dot, matmul
-from orca_jax.kernels.matmul.parts import Quantised, lanes
+from orca_jax.kernels.matmul.parts import Quantised, in_groups, lanes
 from orca_jax.values.config import Quantization
 
 
@@ -12,14 +12,15 @@ def multiply(
     x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int
 ) -> Float[Array, "T O"]:
     """`x` times the matrix; one device adds up the inputs of all, so that `splits` has no meaning here."""
-    if kind != "int4":
+    if not weight.is_grouped:
         return dot("ti,io->to", x, weight.values.astype(x.dtype)) * weight.scale
     groups = weight.values.reshape(weight.scale.shape[0], -1, weight.values.shape[1])
-    scaled = (
-        lane.astype(jnp.float32) * weight.scale[:, None].astype(jnp.float32)
-        for lane in lanes(groups)
+    found = lanes(groups) if kind == "int4" else (groups,)
+    count = len(found)
+    scaled = (in_groups(lane, weight.scale, weight.zero) for lane in found)
+    pairs = (
+        (x[:, lane::count], each.reshape(weight.values.shape)) for lane, each in enumerate(scaled)
     )
-    pairs = ((x[:, lane::2], each.reshape(weight.values.shape)) for lane, each in enumerate(scaled))
     return sum(
         (dot("ti,io->to", inputs, each.astype(x.dtype)) for inputs, each in pairs),
         start=jnp.float32(0),

@@ -24,6 +24,7 @@ from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.packed.bits import BitsForm
+from orca_jax.model.packed.grouped import GroupedNumbers
 from orca_jax.model.packed.stored import (
     StoredMatrices,
     experts_of,
@@ -135,6 +136,13 @@ class _StoredMatrix(NamedTuple):
     @property
     def form(self) -> BitsForm:
         return self.kind.form
+
+    @property
+    def grouped(self) -> None:
+        return None
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        raise AssertionError("a matrix without a grouped form has no such numbers")
 
     @property
     def input_order(self) -> None:
@@ -275,8 +283,10 @@ def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
     return any([kind is not None and kind.form.bits in bits for kind in kinds])
 
 
-def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: int) -> None:
-    """Give matrices and tables the form of their bits in a file; see `keep_bits`."""
+def keep_few_bits(path: Path, decoder: Decoder, library: Library | None, num_devices: int) -> None:
+    """Give matrices and tables the form of their bits in a file, for the library alone; see `keep_bits`."""
+    if library is None:
+        return
     keep_bits(_model_file(path, decoder.config).stored, decoder, library, num_devices)
 
 

@@ -1,7 +1,7 @@
-"""Matrices that keep the bits of their files, where the library in C multiplies them: their shapes, then their values.
+"""Matrices that keep the bits of their files: their shapes, then their values.
 
 A format of files has a `StoredBits` for each of its matrices. It gives the form before a decoder is compiled, and the
-packed numbers when it is loaded.
+numbers when it is loaded: packed for the library in C, or with their scales for products of XLA.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.files.stripes import aligned_empty
 from orca_jax.model.layers import Linear, Table
 from orca_jax.model.packed.bits import BitsForm, stored_bits
+from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers, grouped_shapes
 from orca_jax.model.parameters import Wanted, flat_parameters, path_of, split_layer
 from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder
@@ -40,6 +41,11 @@ class StoredBits(Protocol):
         ...
 
     @property
+    def grouped(self) -> GroupedForm | None:
+        """The form of its numbers for products of XLA; None if there is none."""
+        ...
+
+    @property
     def input_order(self) -> np.ndarray | None:
         """The input that each row of the packed matrix multiplies, int32 [I]; None if they are in order."""
         ...
@@ -54,6 +60,10 @@ class StoredBits(Protocol):
         Raises:
             OSError: the file cannot be read.
         """
+        ...
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """All numbers in the form `grouped`. Raises OSError."""
         ...
 
 
@@ -108,14 +118,16 @@ def outputs_of(part: JoinedPart) -> np.ndarray:
     return columns
 
 
-def keep_bits(stored: StoredMatrices, decoder: Decoder, library: Library, num_devices: int) -> None:
-    """Replace shapes of matrices and tables by those of the bits in files, as far as the library multiplies them.
+def keep_bits(
+    stored: StoredMatrices, decoder: Decoder, library: Library | None, num_devices: int
+) -> None:
+    """Replace shapes of matrices and tables by those of the bits in files, as far as products can read them.
 
     Args:
         stored: the matrices of the files.
         decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
-            have a form of the library.
-        library: the library of the products.
+            have a form.
+        library: the library of the products; None for those of XLA, which read linear layers alone.
         num_devices: the devices that share the processors of this machine.
     """
 
@@ -126,12 +138,18 @@ def keep_bits(stored: StoredMatrices, decoder: Decoder, library: Library, num_de
         found = stored.of(path, range(decoder.span.start, decoder.span.stop))
         if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):
             return None
+        if library is None:
+            kinds = {matrix.grouped for matrix in found}
+            kind = kinds.pop()
+            return None if kinds or kind is None else grouped_shapes(held, kind)
         forms = [matrix.form for matrix in found if matrix.form is not None]
         if len(forms) < len(found):
             return None
         return stored_bits(held, library, num_devices, forms)
 
     for keys, module in list(nnx.iter_modules(decoder)):
+        if library is None and not isinstance(module, Linear):
+            continue
         matrices = {name: getattr(module, name) for name in _matrix_names(module)}
         forms = {
             name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()
@@ -164,9 +182,14 @@ def kept_parameters(source: str, stored: StoredMatrices, wanted: Wanted) -> Othe
     """
     leaves = flat_parameters(wanted.shapes)
     kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
-    paths = frozenset(map(".".join, product(kept, _PARTS)))
+    grouped = [name.removesuffix(".values") for name in leaves if name.endswith(".values")]
+    paths = frozenset(
+        map(".".join, chain(product(kept, _PARTS), product(grouped, GroupedNumbers._fields)))
+    )
 
     def read(name: str) -> dict[str, Array]:
+        if name in grouped:
+            return _read_grouped(name, stored.of(name, wanted.layers), leaves)
         whole, _, number = name.partition(_FORM)
         found = stored.of(whole, wanted.layers)
         assert found, f"{source} has changed"
@@ -177,7 +200,7 @@ def kept_parameters(source: str, stored: StoredMatrices, wanted: Wanted) -> Othe
 
     def read_all() -> dict[str, Array]:
         with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
-            return dict(chain.from_iterable(map(dict.items, pool.map(read, kept))))
+            return dict(chain.from_iterable(map(dict.items, pool.map(read, [*kept, *grouped]))))
 
     return OtherParameters(paths, read_all)
 
@@ -203,5 +226,25 @@ def _read_bits(
         arrays["order"] = np.stack([order for order in orders if order is not None])
     return {
         f"{name}.{part}": jax.device_put(array.reshape(held[part].shape), held[part].sharding)
+        for part, array in arrays.items()
+    }
+
+
+def _read_grouped(
+    name: str, found: Sequence[StoredBits], leaves: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Array]:
+    """The parameters of a matrix for products of XLA, or of a stack of them. Raises OSError."""
+    held = {
+        part: leaves[f"{name}.{part}"]
+        for part in GroupedNumbers._fields
+        if f"{name}.{part}" in leaves
+    }
+    arrays = {part: np.empty(leaf.shape, leaf.dtype) for part, leaf in held.items()}
+    for index, matrix in enumerate(found):
+        numbers = matrix.grouped_numbers()
+        for part, array in arrays.items():
+            array.reshape(len(found), -1)[index] = getattr(numbers, part).reshape(-1)
+    return {
+        f"{name}.{part}": jax.device_put(array, held[part].sharding)
         for part, array in arrays.items()
     }

@@ -21,6 +21,12 @@ from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import STORED_TYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.packed.bits import BitsForm
 from orca_jax.model.packed.blocks import BitsParts, packed_parts
+from orca_jax.model.packed.grouped import (
+    GroupedForm,
+    GroupedNumbers,
+    grouped_integers,
+)
+from orca_jax.values.config import Quantization
 
 WORD_BITS = 32
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -137,6 +143,21 @@ class IntegerMatrix:
             is_wide=True,
             has_order=self.groups is not None,
         )
+
+    @property
+    def grouped(self) -> GroupedForm | None:
+        """The form of the numbers for products of XLA; None if the groups are not in order."""
+        if self.groups is not None:
+            return None
+        kind: Quantization = "int4" if self.bits == 4 else "int8"
+        return GroupedForm(kind, self.shape[1] // self.num_groups, self.zeros is not None)
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """All numbers in the form `grouped`. Raises OSError."""
+        outputs = self.outputs
+        if outputs is None:
+            outputs = np.arange(self.shape[0])
+        return grouped_integers(*self._reader()(outputs), self.bits)
 
     @property
     def input_order(self) -> np.ndarray | None:

@@ -1,7 +1,7 @@
 """Load a directory with weights that another program quantised.
 
-Where the library in C multiplies integers of a form, they keep their bits. Other matrices are dequantised while they
-are read, some rows at a time.
+Matrices keep their bits where there is a product for them: integers with the library in C, and integers and numbers in
+e4m3 of linear layers with XLA. Others are dequantised while they are read, some rows at a time.
 """
 
 from contextlib import ExitStack
@@ -20,6 +20,7 @@ from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.packed.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
+from orca_jax.model.published.numbers import FloatMatrix
 from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
@@ -33,7 +34,7 @@ def load_published(
     """Read the weights of a directory, each device its own shards. As `load_safetensors`, for `config.stored`."""
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
-        others = kept_parameters(str(directory), _integers(files, table, config), wanted)
+        others = kept_parameters(str(directory), _matrices(files, table, config), wanted)
         try:
             return load_files(str(directory), files, table, config, wanted, progress, others)
         except OSError as error:
@@ -41,11 +42,13 @@ def load_published(
             raise CheckpointError(str(directory), [problem]) from None
 
 
-def keep_published(directory: Path, decoder: Decoder, library: Library, num_devices: int) -> None:
+def keep_published(
+    directory: Path, decoder: Decoder, library: Library | None, num_devices: int
+) -> None:
     """Give matrices and tables the form of their bits in the files; see `keep_bits`. Raises CheckpointError."""
     with ExitStack() as stack:
         files, table = _opened(directory, decoder.config, stack)
-        keep_bits(_integers(files, table, decoder.config), decoder, library, num_devices)
+        keep_bits(_matrices(files, table, decoder.config), decoder, library, num_devices)
 
 
 def _opened(
@@ -70,18 +73,18 @@ def _opened(
     return files, oriented(table, files.rows)
 
 
-def _integers(files: Files, table: tuple[Weight, ...], config: ModelConfig) -> StoredMatrices:
-    """The matrices of integers."""
-    return StoredMatrices(config, table, partial(_integers_of, files, config))
+def _matrices(files: Files, table: tuple[Weight, ...], config: ModelConfig) -> StoredMatrices:
+    """The quantised matrices."""
+    return StoredMatrices(config, table, partial(_matrix_of, files, config))
 
 
-def _integers_of(
+def _matrix_of(
     files: Files, config: ModelConfig, weight: Weight, layer: int, expert: int | None
-) -> IntegerMatrix | None:
+) -> IntegerMatrix | FloatMatrix | None:
     one = replace(weight, key=weight.key.format(layer=layer, expert=expert), instead=None)
     (key,) = find_source(one, FAMILIES[config.family], files, config).keys
     matrix = files.rows.get(key)
-    if not isinstance(matrix, IntegerMatrix):
+    if not isinstance(matrix, IntegerMatrix | FloatMatrix):
         return None
     if weight.part is not None:
         return replace(matrix, outputs=outputs_of(weight.part))

@@ -6,11 +6,14 @@
 Their rows are outputs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import E2M1
+from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers
 from orca_jax.model.published.integers import TensorPart
 
 FP4_GROUP = 16
@@ -27,6 +30,7 @@ class FloatMatrix:
         scales: of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of outputs, or one
             number.
         block: outputs and inputs of a block.
+        outputs: the stored output of each output of a parameter, for the bits alone; None: all in order.
     """
 
     key: str
@@ -34,6 +38,7 @@ class FloatMatrix:
     numbers: TensorPart
     scales: TensorPart
     block: tuple[int, int]
+    outputs: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -58,6 +63,43 @@ class FloatMatrix:
     @property
     def is_turned(self) -> bool:
         return False
+
+    @property
+    def form(self) -> None:
+        """The library in C multiplies integers alone."""
+        return None
+
+    @property
+    def input_order(self) -> None:
+        """The inputs are in order."""
+        return None
+
+    def fills(self, shape: tuple[int, ...], name: str) -> bool:
+        """True if a matrix of this shape has all outputs once."""
+        outputs = self.shape[0] if self.outputs is None else len(self.outputs)
+        return name != "table" and shape[-1] == outputs
+
+    def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
+        """There are no packed blocks without a form."""
+        raise AssertionError("a matrix without a form has no blocks")
+
+    @property
+    def grouped(self) -> GroupedForm | None:
+        """The form of the numbers for products of XLA; None if the last block of a row is smaller."""
+        group = self.block[1]
+        if self.shape[1] % group:
+            return None
+        return GroupedForm("fp8" if self.numbers.tensor.dtype == "F8_E4M3" else "int8", group)
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """All numbers in the form `grouped`. Raises OSError."""
+        stored = self.scales.all().reshape(-1, self.shape[1] // self.block[1])
+        scales = stored[np.arange(self.shape[0]) // self.block[0]].astype(np.float32)
+        numbers = self.numbers.all()
+        if self.outputs is not None:
+            numbers = numbers[self.outputs]
+            scales = scales[self.outputs]
+        return GroupedNumbers(numbers.T, scales.T)
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""
@@ -93,6 +135,11 @@ class Fp4Matrix(FloatMatrix):
 
     whole: TensorPart
     is_divisor: bool
+
+    @property
+    def grouped(self) -> None:
+        """There is no product of numbers in e2m1."""
+        return None
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:
         stored = self.numbers.rows(start, stop)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +215,21 @@ def _floats(random: np.random.Generator, outputs: int, inputs: int) -> np.ndarra
     return random.normal(0, 64, (outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
 
 
-def fp8_blocks(
-    random: np.random.Generator, outputs: int, inputs: int
-) -> tuple[Tensors, np.ndarray]:
-    """FP8 with a scale for blocks of 48 x 40, the last ones smaller."""
+def fp8_rows(random: np.random.Generator, outputs: int, inputs: int) -> tuple[Tensors, np.ndarray]:
+    """FP8 with a scale for each output, as FBGEMM has it."""
     numbers = _floats(random, outputs, inputs)
-    shape = -(-outputs // 48), -(-inputs // 40)
+    scales = (random.uniform(0.5, 1.5, (outputs, 1)) / 64 / np.sqrt(inputs)).astype(np.float32)
+    return {"weight": numbers, "weight_scale": scales}, numbers.astype(np.float32) * scales
+
+
+def fp8_blocks(
+    random: np.random.Generator, outputs: int, inputs: int, width: int = 40
+) -> tuple[Tensors, np.ndarray]:
+    """FP8 with a scale for blocks of 48 outputs and some inputs, the last ones smaller."""
+    numbers = _floats(random, outputs, inputs)
+    shape = -(-outputs // 48), -(-inputs // width)
     scales = (random.uniform(0.5, 1.5, shape) / 64 / np.sqrt(inputs)).astype(np.float32)
-    whole = np.repeat(np.repeat(scales, 48, axis=0), 40, axis=1)[:outputs, :inputs]
+    whole = np.repeat(np.repeat(scales, 48, axis=0), width, axis=1)[:outputs, :inputs]
     parts = {"weight": numbers, "weight_scale_inv": scales}
     return parts, numbers.astype(np.float32) * whole
 
@@ -303,6 +311,14 @@ FORMS: Mapping[str, tuple[dict[str, Any], Writer]] = {
             "weight_block_size": [48, 40],
         },
         fp8_blocks,
+    ),
+    "fp8-rows": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        fp8_rows,
+    ),
+    "fp8-groups": (
+        {"quant_method": "fp8", "weight_block_size": [48, 32]},
+        partial(fp8_blocks, width=32),
     ),
     "fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8_whole),
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4),

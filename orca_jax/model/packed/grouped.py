@@ -1,0 +1,87 @@
+"""Matrices of files for products of XLA: numbers of 8 or 4 bits with scales of groups of inputs."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from orca_jax.kernels.matmul import Quantised
+from orca_jax.model.quantise import QuantisedMatrix
+from orca_jax.model.sharding import MESH_AXES, partition_spec
+from orca_jax.values.config import Quantization
+
+
+class GroupedForm(NamedTuple):
+    """The form of a matrix: the kind of its values, and the inputs of a group."""
+
+    kind: Quantization
+    group: int
+    has_zero: bool = False
+
+
+class GroupedNumbers(NamedTuple):
+    """The values of a `kernels.matmul.Quantised`, read from files."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None = None
+
+
+def grouped_shapes(plain: nnx.Param[Any], form: GroupedForm) -> QuantisedMatrix | None:
+    """The shapes of a matrix or of a stack in a form of files; None if a byte has inputs of two groups or devices.
+
+    Args:
+        plain: its sharded shape, with logical axes.
+        form: that of the files.
+    """
+    held = plain.get_value()
+    axes: tuple[str, ...] = plain.get_metadata("axes")
+    *stack, inputs, outputs = held.shape
+    mesh = held.sharding.mesh
+    splits = 1 if MESH_AXES[axes[-2]] is None else mesh.size
+    per_byte = 2 if form.kind == "int4" else 1
+    if inputs // splits % per_byte or form.group % per_byte:
+        return None
+
+    def shape(sizes: tuple[int, ...], dtype: Any, *inputs_axis: str) -> Any:
+        names = (*axes[:-2], *inputs_axis, axes[-1])
+        sharding = NamedSharding(mesh, partition_spec(names))
+        return jax.ShapeDtypeStruct((*stack, *sizes, outputs), dtype, sharding=sharding)
+
+    groups = inputs // form.group
+    zero = None
+    if form.has_zero:
+        zero = shape((groups,), jnp.int16, "groups")
+    if groups == 1 and zero is None and form.kind != "int4":
+        scale = shape((), jnp.float32)
+    else:
+        scale = shape((groups,), jnp.float32, "groups")
+    kind = jnp.float8_e4m3fn if form.kind == "fp8" else jnp.int8
+    parts = Quantised(shape((inputs // per_byte,), kind, axes[-2]), scale, zero)
+    is_stacked = len(stack) > 0
+    names = (axes[-2], axes[-1])
+    return QuantisedMatrix(parts, names, form.kind, held.dtype, splits, is_stacked=is_stacked)
+
+
+def grouped_integers(
+    numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, bits: int
+) -> GroupedNumbers:
+    """Integers for products of XLA.
+
+    Args:
+        numbers: from 0 on, uint8 [O, I].
+        scales: of groups [O, G].
+        zeros: zero points of groups [O, G]; None for the middle of the numbers.
+        bits: of a number, 4 or 8.
+    """
+    middle = 1 << (bits - 1)
+    signed = (numbers.T.astype(np.int16) - middle).astype(np.int8)
+    if bits == 4:
+        signed = (signed[0::2] & 15) | (signed[1::2] << 4)
+    zero = None
+    if zeros is not None:
+        zero = (zeros.T - middle).astype(np.int16)
+    return GroupedNumbers(signed, scales.T, zero)
