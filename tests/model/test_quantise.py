@@ -67,7 +67,8 @@ in_kind = jax.jit(quantise, static_argnums=1)
 
 def numbers(stored: Quantised, kind: Quantization) -> np.ndarray:
     """The weights that the stored values stand for, by plain arithmetic."""
-    values, scale = (np.asarray(part).astype(np.float32) for part in stored)
+    values = np.asarray(stored.values).astype(np.float32)
+    scale = np.asarray(stored.scale).astype(np.float32)
     if kind != "int4":
         return values * scale
     low = ((values.astype(np.int8) & 15) ^ 8) - 8
@@ -124,6 +125,37 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
     np.testing.assert_allclose(
         whole.multiply(x.astype(dtype), stored, kind, 1), wanted, rtol=0, atol=close
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "has_zero"),
+    [
+        *product_of(("int8", "int4"), (400, 80, 10), (True, False)),
+        *product_of(("fp8",), (400, 80, 10), (False,)),
+    ],
+)
+def test_products_with_scales_of_groups(kind: Quantization, group: int, has_zero: bool) -> None:
+    """Groups of all inputs, on the edge of two devices, and with zero points that no value has."""
+    random = np.random.default_rng(group)
+    entries = random.integers(-8, 8, (400, 24)).astype(np.float32)
+    scale = random.uniform(0.5, 1.5, (400 // group, 24)).astype(np.float32)
+    zero = random.integers(-20, 20, scale.shape).astype(np.int16) if has_zero else None
+    values = jnp.asarray(entries, {"fp8": jnp.float8_e4m3fn}.get(kind, jnp.int8))
+    if kind == "int4":
+        values = (values[0::2] & 15) | (values[1::2] << 4)
+    stored = Quantised(values, jnp.asarray(scale), None if zero is None else jnp.asarray(zero))
+    assert stored.is_grouped
+    shifted = entries if zero is None else entries - np.repeat(zero, group, axis=0)
+    x = np.asarray(weight(400, 5)).T
+    wanted = x @ (shifted * np.repeat(scale, group, axis=0))
+    close = 1e-5 * np.abs(wanted).max()
+    for splits in (1, 2):
+        found = jax.jit(quantised_matmul, static_argnums=(2, 3, 4))(
+            jnp.asarray(x), stored, kind, jnp.dtype("float32"), splits
+        )
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
+    at_once = whole.multiply(jnp.asarray(x), stored, kind, 1)
+    np.testing.assert_allclose(at_once, wanted, rtol=0, atol=close)
 
 
 def test_an_odd_number_of_inputs_is_refused() -> None:

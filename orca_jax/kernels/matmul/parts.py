@@ -14,7 +14,7 @@ class Quantised(NamedTuple):
     """Values and their scales; see the head of model/quantise.py.
 
     A scale of groups has an axis for them, and G divides the inputs: an entry is `(value - zero) * scale` there. Zero
-    points are integers near the values; None for none.
+    points are integers near those of the values; None for none, and in fp8.
     """
 
     values: Num[Array, "*layers J O"]
