@@ -415,3 +415,18 @@ def call_for_document() -> bytes:
             return (await http.get("/openapi.json")).content
 
     return on_stage(saying("x"), act)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("temprature", "unknown parameter: 'temprature'; did you mean temperature?; leave"),
+        ("zzz", "unknown parameter: 'zzz'; leave"),
+        ("temperature" * 100_000, "unknown parameter: 'temperature"),
+    ],
+)
+def test_an_unknown_field_names_the_one_that_it_is_near(field: str, said: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        completion_parser.parse(json.dumps({"prompt": "x", field: 1}).encode())
+    assert refused.value.message.startswith(said)
+    assert len(refused.value.message) < 300

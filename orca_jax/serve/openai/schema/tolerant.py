@@ -5,7 +5,7 @@ has one. All other differences remain errors.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,8 @@ from msgspec import inspect
 
 from orca_jax.serve.openai.errors import ApiError
 from orca_jax.serve.openai.schema.nested import NESTED
-from orca_jax.serve.openai.schema.unused import UnusedFields, check_unused
+from orca_jax.serve.openai.schema.unused import MAX_NAME, UnusedFields, check_unused
+from orca_jax.values.checks import did_you_mean
 from orca_jax.values.errors import UNREADABLE
 
 MAX_EXACT = 2**53  # from here on, a float may stand for several integers
@@ -100,7 +101,7 @@ class _Reading:
             elif name == shape.tag_field:
                 kept[name] = value
             elif value is not None:
-                self._leave_out(name, value, unused, where)
+                self._leave_out(name, value, unused, where, shape.fields)
         return kept
 
     def _read(self, value: object, shape: _Shape, where: str) -> object:
@@ -122,14 +123,22 @@ class _Reading:
                     return self.read_object(value, one, NESTED.get(one.name, {}), where + ".")
         return value
 
-    def _leave_out(self, name: str, value: object, unused: UnusedFields, where: str) -> None:
+    def _leave_out(
+        self,
+        name: str,
+        value: object,
+        unused: UnusedFields,
+        where: str,
+        fields: Collection[str],
+    ) -> None:
         field = unused.get(name)
         path = re.sub(r"\[\d+\]", "", where + name)
         if field is None and self._ignores_unknown:
             self._others[path] = None
             return
         try:
-            if check_unused(field, where + name, value):
+            hint = did_you_mean(name[:MAX_NAME], fields) if field is None else ""
+            if check_unused(field, where + name, value, hint):
                 self._known[path] = None
         except ApiError as error:
             if not where or field is not None:

@@ -80,6 +80,10 @@ _OF_AGENTS = (
 )
 
 
+MAX_NAME = 100
+"""Most characters of a field's name in a message."""
+
+
 def _rows(table: Mapping[str, Mapping[str, Any]]) -> dict[str, UnusedField]:
     """The fields of a table of `unused.toml`."""
     return {
@@ -112,15 +116,18 @@ ADAPTER: UnusedFields = _rows(_TABLES["adapter"])
 NOTHING: UnusedFields = {}
 
 
-def check_unused(known: UnusedField | None, name: str, value: object) -> bool:
+def check_unused(known: UnusedField | None, name: str, value: object, hint: str = "") -> bool:
     """Check a field outside the table of an object, with a value that is not null. True if it is ignored.
+
+    The error for an unknown field has the hint, such as "; did you mean top_p?".
 
     Raises:
         ApiError: the field is unknown, or its value is refused.
     """
     if known is None:
-        message = f"unknown parameter: {name[:100]!r}; leave it out, or start the server with --unknown-fields ignore"
-        raise ApiError(400, message, name[:100], code="unknown_parameter")
+        remedy = "leave it out, or start the server with --unknown-fields ignore"
+        message = f"unknown parameter: {name[:MAX_NAME]!r}{hint}; {remedy}"
+        raise ApiError(400, message, name[:MAX_NAME], code="unknown_parameter")
     if known.takes(value):
         return False
     if not known.is_ignored:
