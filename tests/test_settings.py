@@ -2,8 +2,7 @@
 
 import dataclasses
 import logging
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,22 @@ import pytest
 
 from lab.__main__ import main as lab
 from orca_jax.assembly.built import Built
-from orca_jax.assembly.choices import SCHEDULERS, Budget, choices_of
+from orca_jax.assembly.choices import Budget, choices_of, ordering_kind, scheduler_kind
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
+from orca_jax.flags.texts import help_of
+from orca_jax.sched.orderings.base import Ordering
+from orca_jax.sched.scheduler import Traits
 from orca_jax.serve.args import parse_args as serve_args
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.values.cache_spec import one_group
-from orca_jax.values.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.values.config import ORDERINGS, SCHEDULERS, CacheConfig, EngineConfig, Named
 from orca_jax.values.errors import ConfigError
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
@@ -245,8 +247,18 @@ def test_a_budget_from_elsewhere_is_checked_too() -> None:
         build_scheduling(choices_of(EngineConfig(max_num_seqs=65)), TOY_MODEL, 128, cache, 64)
 
 
-def test_choices_and_registries_agree() -> None:
-    assert typing.get_args(SchedulerName) == tuple(SCHEDULERS)
+def test_named_classes_are_there() -> None:
+    for name in SCHEDULERS:
+        assert isinstance(scheduler_kind(name).traits, Traits)
+    for name in ORDERINGS:
+        assert issubclass(ordering_kind(name), Ordering)
+
+
+@pytest.mark.parametrize(
+    ("setting", "table"), [("scheduler", SCHEDULERS), ("scheduling_policy", ORDERINGS)]
+)
+def test_the_help_has_every_name(setting: str, table: Mapping[str, Named]) -> None:
+    assert [name for name in table if name not in help_of(setting)] == []
 
 
 def test_settings_of_another_scheduler_are_left_out() -> None:

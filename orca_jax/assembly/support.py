@@ -6,7 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
+from orca_jax.assembly.choices import (
+    Budget,
+    Choices,
+    check_numbers,
+    choices_of,
+    scheduler_kind,
+)
 from orca_jax.assembly.quantised import kind_of, weights_of
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.hub import is_hub_name
@@ -14,7 +20,7 @@ from orca_jax.policy.kinds import PolicyKind
 from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import did_you_mean, is_class_name
-from orca_jax.values.config import EngineConfig, ModelConfig
+from orca_jax.values.config import SCHEDULERS, EngineConfig, ModelConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import PAGED_MIXERS
 from orca_jax.values.platforms import platform_named
@@ -183,7 +189,7 @@ class Need(NamedTuple):
 
 
 def _able(has_trait: Callable[[Traits], bool]) -> str:
-    return " or ".join(name for name, kind in SCHEDULERS.items() if has_trait(kind.traits))
+    return " or ".join(name for name in SCHEDULERS if has_trait(scheduler_kind(name).traits))
 
 
 def _of_schedulers(

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import ORDERINGS, SCHEDULERS, EngineConfig
 
 
 @cache
@@ -17,9 +17,17 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 
 def help_of(name: str, kind: type = EngineConfig) -> str:
     """Return the help text of a field of these settings, from `texts.toml`."""
-    return Template(_texts()[kind.__name__][name]).safe_substitute(
-        vars(sys.modules[kind.__module__])
-    )
+    constants = vars(sys.modules[kind.__module__])
+    return Template(_texts()[kind.__name__][name]).safe_substitute(constants, **_listed())
+
+
+def _listed() -> Mapping[str, str]:
+    """The words of the classes that settings name."""
+    *orders, last = [order.words for order in ORDERINGS.values()]
+    return {
+        "SCHEDULERS": "; ".join([scheduler.words for scheduler in SCHEDULERS.values()]),
+        "ORDERINGS": f"{', '.join(orders)}, or {last}",
+    }
 
 
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 from orca_jax.values.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.values.checks import (
@@ -47,7 +47,6 @@ DType = Literal["float32", "bfloat16", "float16"]
 PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]
 # the same, with vLLM's name for float8
 KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
-SchedulerName = Literal["orca", "request_level", "chunked"]
 # the order of tokens in a page, see kernels/kv_pages.py
 PageLayout = Literal["head_major", "token_major"]
 # see docs/kernels.md
@@ -60,6 +59,38 @@ QuantizationName = Literal[Quantization, "int8-dynamic", "int4-dynamic"]
 MAX_LORAS = 8  # adapters in one batch by default
 MAX_LORA_RANK = 16
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
+
+
+class Named(NamedTuple):
+    """A class that a setting names, and its words in the help of the setting."""
+
+    place: str  # MODULE:CLASS; it is imported at its first use
+    words: str
+
+
+SCHEDULERS: Mapping[str, Named] = {
+    "orca": Named(
+        "orca_jax.sched.orca:OrcaScheduler", "orca: iteration-level scheduling as in the paper"
+    ),
+    "chunked": Named(
+        "orca_jax.sched.chunked:ChunkedScheduler", "chunked: the same with a token budget"
+    ),
+    "request_level": Named(
+        "orca_jax.sched.request_level:RequestLevelScheduler",
+        "request_level: the paper's baseline",
+    ),
+}
+"""The values of `EngineConfig.scheduler`, beside a class of a caller; each is a `sched.scheduler.SchedulerKind`."""
+ORDERINGS: Mapping[str, Named] = {
+    "fcfs": Named("orca_jax.sched.orderings.fcfs:FirstComeFirstServed", "by arrival (fcfs)"),
+    "priority": Named("orca_jax.sched.orderings.priority:Priority", "priority"),
+    "fair": Named("orca_jax.sched.orderings.fair:FairShare", "fair shares of tenants"),
+    "deadline": Named("orca_jax.sched.orderings.deadline:EarliestDeadline", "deadline"),
+    "shortest": Named(
+        "orca_jax.sched.orderings.shortest:ShortestFirst", "predicted length (shortest)"
+    ),
+}
+"""The values of `EngineConfig.scheduling_policy`, beside a class of a caller."""
 
 
 @dataclass(frozen=True)
@@ -359,7 +390,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # the paper's max_bs
     # a policy from outside: requests with pages; None: as many as in iterations
     max_num_rows: int | None = None
-    # a SchedulerName, or MODULE:CLASS or FILE.py:CLASS of a `policy.Policy`
+    # one of `SCHEDULERS`, or MODULE:CLASS or FILE.py:CLASS of a `policy.Policy`
     scheduler: str = "chunked"
     scheduler_options: str | None = None  # for such a class: a mapping, or JSON of it
     scheduling_policy: str = "fcfs"  # chunked: one of `ORDERINGS`, or the class of a `policy.Order`
@@ -407,7 +438,8 @@ class EngineConfig:
         if isinstance(options, Mapping):
             object.__setattr__(self, "scheduler_options", _json_of(options, "scheduler_options"))
         check_values(self)
-        check_known_or_class(self.scheduler, "scheduler", get_args(SchedulerName))
+        check_known_or_class(self.scheduler, "scheduler", tuple(SCHEDULERS))
+        check_known_or_class(self.scheduling_policy, "scheduling_policy", tuple(ORDERINGS))
 
     @property
     def lora_paths(self) -> dict[str, str]:
