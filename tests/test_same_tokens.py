@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orca_jax.assembly.choices import ordering_kind
+from orca_jax.assembly.choices import ordering_kind, scheduler_kind
 from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -293,7 +293,8 @@ def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> 
     """A batch in flight for each stage; or one more, to hide the time of the host."""
     jobs, answers = greedy_jobs(name)
     late = [Job(job.prompt, job.params, at_step=2 * i) for i, job in enumerate(jobs)]
-    workers = dict.fromkeys(SCHEDULERS, stages) | {"chunked": stages + 1}
+    kinds = [name for name in SCHEDULERS if scheduler_kind(name).traits.has_workers]
+    workers = dict.fromkeys(kinds, stages) | {"chunked": stages + 1}
     for scheduler, number in workers.items():
         settings = {
             "pipeline_parallel_size": stages,
