@@ -28,6 +28,7 @@ from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.values.cache_spec import one_group
 from orca_jax.values.config import ORDERINGS, SCHEDULERS, CacheConfig, EngineConfig, Named
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import PLATFORMS
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
@@ -233,7 +234,7 @@ def test_defaults_of_the_scheduler() -> None:
 
 
 def test_the_default_budget_never_caps_the_batch() -> None:
-    for platform in ("cpu", "gpu", "tpu"):
+    for platform in PLATFORMS:
         for rows in (1, 64, 5000):
             budget = Budget(None, rows, itl_target_ms=0.001)
             assert budget.tokens(platform, dict.fromkeys(budget.sizes(platform), 9.0)) >= rows
