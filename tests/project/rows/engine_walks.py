@@ -61,7 +61,7 @@ def test_the_second_request_waits_for_the_first() -> None:
     (
         "tests/sched/test_alone.py",
         "tests/test_settings.py",
-        "tests/docs/test_flags.py",
+        "tests/docs/test_generated.py",
         "tests/test_same_tokens.py::test_greedy_tokens_equal_generate[gpt2-12-heads-1-alone]",
     ),
 )
@@ -105,7 +105,7 @@ class ShortestPrompt(KeyOrdering):
         "tests/sched/test_orderings.py",
         "tests/sched/test_cost.py",
         "tests/test_settings.py",
-        "tests/docs/test_flags.py",
+        "tests/docs/test_generated.py",
         "tests/serve/test_deploy.py::test_orders_are_as_told",
     ),
 )
@@ -153,6 +153,7 @@ DENSE: ''',
         "tests/model/describe/",
         "tests/model/recorded/test_recorded.py",
         "tests/project/test_floors.py::test_folders_are_small",
+        "tests/docs/test_generated.py",
     ),
     program="""
 from tests.model.recorded.record import Recorded, load, save

@@ -103,7 +103,7 @@ SAMPLING_FIELD = Walk(
         "tests/exec/sampling/test_adjust.py",
         "tests/sim",
         "tests/serve/test_conformance.py",
-        "tests/serve/test_docs.py",
+        "tests/docs/test_generated.py",
     ),
 )
 
@@ -170,7 +170,7 @@ def test_name(server: Server) -> None:
         "tests/serve/test_name.py",
         "tests/serve/test_openapi.py",
         "tests/serve/test_conformance.py",
-        "tests/lab/test_pages.py",
+        "tests/docs/test_generated.py",
     ),
 )
 
