@@ -26,7 +26,14 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.values.cache_spec import one_group
-from orca_jax.values.config import ORDERINGS, SCHEDULERS, CacheConfig, EngineConfig, Named
+from orca_jax.values.config import (
+    ORDERINGS,
+    PREDICTORS,
+    SCHEDULERS,
+    CacheConfig,
+    EngineConfig,
+    Named,
+)
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.platforms import PLATFORMS
 
@@ -256,7 +263,12 @@ def test_named_classes_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "table"), [("scheduler", SCHEDULERS), ("scheduling_policy", ORDERINGS)]
+    ("setting", "table"),
+    [
+        ("scheduler", SCHEDULERS),
+        ("scheduling_policy", ORDERINGS),
+        ("length_predictor", PREDICTORS),
+    ],
 )
 def test_the_help_has_every_name(setting: str, table: Mapping[str, Named]) -> None:
     assert [name for name in table if name not in help_of(setting)] == []

@@ -1,7 +1,7 @@
 """The choices of settings as small values for others to read, and the refusal of numbers out of range."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -10,8 +10,6 @@ from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
-from orca_jax.sched.pool import ClientBound
-from orca_jax.sched.predict import EnginePredictor, RunningQuantiles
 from orca_jax.sched.scheduler import SchedulerKind, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import is_class_name, load_class
@@ -30,10 +28,6 @@ from orca_jax.values.platforms import platform_named
 
 logger = logging.getLogger(__name__)
 
-PREDICTORS: Mapping[str, Callable[[], EnginePredictor]] = {
-    "bound": ClientBound,
-    "quantiles": RunningQuantiles,
-}
 TOY = "preset:toy"
 # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
 PAGE_SIZE = 128

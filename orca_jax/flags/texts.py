@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.values.config import ORDERINGS, SCHEDULERS, EngineConfig
+from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig
+from orca_jax.values.platforms import platform_named
 
 
 @cache
@@ -22,11 +23,14 @@ def help_of(name: str, kind: type = EngineConfig) -> str:
 
 
 def _listed() -> Mapping[str, str]:
-    """The words of the classes that settings name."""
+    """The words of the classes that settings name, and the defaults of platforms."""
     *orders, last = [order.words for order in ORDERINGS.values()]
     return {
         "SCHEDULERS": "; ".join([scheduler.words for scheduler in SCHEDULERS.values()]),
         "ORDERINGS": f"{', '.join(orders)}, or {last}",
+        "PREDICTORS": ", ".join([predictor.words for predictor in PREDICTORS.values()]),
+        "ITL": f"{platform_named('').itl_target_ms:g}",
+        "ITL_ON_HOST": f"{platform_named('cpu').itl_target_ms:g}",
     }
 
 
@@ -69,14 +73,7 @@ METAVARS: Mapping[str, str] = {
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
-JSON_FLAGS = frozenset(
-    {
-        "default_chat_template_kwargs",
-        "override_generation_config",
-        "scheduler_options",
-        "speculative_config",
-    }
-)
+JSON_FLAGS = frozenset([name for name, mark in METAVARS.items() if mark == "JSON"])
 """Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 BRIEF = frozenset(
