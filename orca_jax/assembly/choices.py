@@ -10,7 +10,7 @@ from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
-from orca_jax.sched.scheduler import SchedulerKind, Traits
+from orca_jax.sched.scheduler import SchedulerKind
 from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import is_class_name, load_class
 from orca_jax.values.config import (
@@ -22,6 +22,7 @@ from orca_jax.values.config import (
     EngineConfig,
     KVCacheDType,
     LoraConfig,
+    Traits,
 )
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.platforms import platform_named

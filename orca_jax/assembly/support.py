@@ -11,16 +11,14 @@ from orca_jax.assembly.choices import (
     Choices,
     check_numbers,
     choices_of,
-    scheduler_kind,
 )
 from orca_jax.assembly.quantised import kind_of, weights_of
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.hub import is_hub_name
 from orca_jax.policy.kinds import PolicyKind
-from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import did_you_mean, is_class_name
-from orca_jax.values.config import SCHEDULERS, EngineConfig, ModelConfig
+from orca_jax.values.config import SCHEDULERS, EngineConfig, ModelConfig, Traits
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import PAGED_MIXERS
 from orca_jax.values.platforms import platform_named
@@ -198,7 +196,7 @@ class Need(NamedTuple):
 
 
 def _able(has_trait: Callable[[Traits], bool]) -> str:
-    return " or ".join(name for name in SCHEDULERS if has_trait(scheduler_kind(name).traits))
+    return " or ".join(name for name, row in SCHEDULERS.items() if has_trait(row.traits))
 
 
 def _of_schedulers(

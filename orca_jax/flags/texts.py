@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig
+from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig, Traits
 from orca_jax.values.platforms import platform_named
 
 
@@ -22,16 +22,23 @@ def help_of(name: str, kind: type = EngineConfig) -> str:
     return Template(_texts()[kind.__name__][name]).safe_substitute(constants, **_listed())
 
 
+@cache
 def _listed() -> Mapping[str, str]:
-    """The words of the classes that settings name, and the defaults of platforms."""
+    """The words of the classes that settings name, the schedulers by their traits, and the defaults of platforms."""
     *orders, last = [order.words for order in ORDERINGS.values()]
     return {
+        **{trait: _able(trait) for trait in Traits._fields if trait != "reads"},
         "SCHEDULERS": "; ".join([scheduler.words for scheduler in SCHEDULERS.values()]),
         "ORDERINGS": f"{', '.join(orders)}, or {last}",
         "PREDICTORS": ", ".join([predictor.words for predictor in PREDICTORS.values()]),
         "ITL": f"{platform_named('').itl_target_ms:g}",
         "ITL_ON_HOST": f"{platform_named('cpu').itl_target_ms:g}",
     }
+
+
+def _able(trait: str) -> str:
+    """The schedulers with a trait."""
+    return " and ".join([name for name, row in SCHEDULERS.items() if getattr(row.traits, trait)])
 
 
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -61,23 +61,50 @@ MAX_LORA_RANK = 16
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
 
-class Named(NamedTuple):
+class Traits(NamedTuple):
+    """The abilities of a kind of scheduler."""
+
+    # a request reserves all its slots when it is admitted; else blocks on demand
+    has_reservations: bool = False
+    shares_prefixes: bool = False  # requests may begin with blocks of the prefix cache
+    has_orderings: bool = False  # `--scheduling-policy` decides the order
+    has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
+    has_workers: bool = False  # `--n-workers` iterations may be in flight
+    has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
+    # fields of callers and predictors that it may read, beside those of its ordering
+    reads: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Named:
     """A class that a setting names, and its words in the help of the setting."""
 
     place: str  # MODULE:CLASS; it is imported at its first use
     words: str
 
 
-SCHEDULERS: Mapping[str, Named] = {
-    "orca": Named(
-        "orca_jax.sched.orca:OrcaScheduler", "orca: iteration-level scheduling as in the paper"
+@dataclass(frozen=True)
+class NamedScheduler(Named):
+    """A scheduler that a setting names."""
+
+    traits: Traits
+
+
+SCHEDULERS: Mapping[str, NamedScheduler] = {
+    "orca": NamedScheduler(
+        "orca_jax.sched.orca:OrcaScheduler",
+        "orca: iteration-level scheduling as in the paper",
+        Traits(has_reservations=True, has_workers=True),
     ),
-    "chunked": Named(
-        "orca_jax.sched.chunked:ChunkedScheduler", "chunked: the same with a token budget"
+    "chunked": NamedScheduler(
+        "orca_jax.sched.chunked:ChunkedScheduler",
+        "chunked: the same with a token budget",
+        Traits(shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True),
     ),
-    "request_level": Named(
+    "request_level": NamedScheduler(
         "orca_jax.sched.request_level:RequestLevelScheduler",
         "request_level: the paper's baseline",
+        Traits(has_reservations=True, has_workers=True),
     ),
 }
 """The values of `EngineConfig.scheduler`, beside a class of a caller; each is a `sched.scheduler.SchedulerKind`."""

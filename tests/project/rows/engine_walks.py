@@ -14,13 +14,14 @@ from typing import ClassVar, Self
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection, Traits
+from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection
+from orca_jax.values.config import SCHEDULERS, Traits
 
 
 class AloneScheduler:
     """The earliest request runs alone until it ends."""
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True)
+    traits: ClassVar[Traits] = SCHEDULERS["alone"].traits
     n_workers = 1
 
     @classmethod
@@ -41,8 +42,11 @@ class AloneScheduler:
         ),
         after(
             "orca_jax/values/config.py",
-            "SCHEDULERS: Mapping[str, Named] = {",
-            '    "alone": Named("orca_jax.sched.alone:AloneScheduler", "alone: one request"),\n',
+            "SCHEDULERS: Mapping[str, NamedScheduler] = {",
+            """    "alone": NamedScheduler(
+        "orca_jax.sched.alone:AloneScheduler", "alone: one request", Traits(has_reservations=True)
+    ),
+""",
         ),
         Edit(
             "tests/sched/test_alone.py",
