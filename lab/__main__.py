@@ -45,7 +45,7 @@ COMMANDS = {
         "lab.reproduce.overlay", "draw all figures over the paper's points on one page"
     ),
     "pages": Command(
-        "lab.pages", "write the numbers of the pages again, from the recorded results"
+        "lab.pages.command", "write the numbers of the pages again, from the recorded results"
     ),
     "paper_real": Command("lab.real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
     "peers": Command(

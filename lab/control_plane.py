@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import zmq
 
+from lab.pages.markdown import wide_table
 from lab.real.opening import surroundings
-from lab.real.page import machine_of, table
+from lab.real.page import machine_of
 from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
 from orca_jax.cluster.launch import free_ports
@@ -177,4 +178,5 @@ def block() -> str:
     for way in WAYS:
         times = [f"{found[way][name]:,.0f}" for name in names]
         rows.append([way, *times])
-    return f"{table(['plan by', 'call, us', 'until the answer, us', 'p99, us'], rows)}\n{machine_of(found, [found])}."
+    head = ["plan by", "call, us", "until the answer, us", "p99, us"]
+    return f"{wide_table(head, rows)}\n{machine_of(found, [found])}."

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lab.paper.gpt import MODELS, Efficiency
 from lab.paper.runs import paper_lengths, poisson
-from orca_jax.assembly.choices import ORDERINGS
+from orca_jax.assembly.choices import ordering_kind
 from orca_jax.engine import Engine
 from orca_jax.flags import add_number
 from orca_jax.helpers.processor import cpu_name
@@ -28,6 +28,7 @@ from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.tools.bench.feed import Drive
 from orca_jax.tools.plan.accelerators import ACCELERATORS
+from orca_jax.values.config import ORDERINGS
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import SamplingParams, Urgency
 
@@ -45,7 +46,7 @@ TENANTS = 4
 
 
 def _chunked(ordering: str, depth: int = 1) -> KnownScheduler:
-    return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), n_workers=depth)
+    return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ordering_kind(ordering)(), n_workers=depth)
 
 
 class Arrivals:

@@ -19,8 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import wide_table
 from lab.real.opening import surroundings
-from lab.real.page import machine_of, table
+from lab.real.page import machine_of
 from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
@@ -164,7 +165,7 @@ def block() -> str:
     runs = list(chain.from_iterable(each["runs"] for each in found["pipelines"].values()))
     num_prompt, num_output = found["tokens"]
     return (
-        f"{table(head, rows)}\n{machine_of(found, runs)}. {found['num_requests']} requests of "
+        f"{wide_table(head, rows)}\n{machine_of(found, runs)}. {found['num_requests']} requests of "
         f"{num_prompt} and {num_output} tokens, {found['config']['max_num_seqs']} in an iteration; the median of "
         f"{found['passes']} passes. Two in flight on two stages: **{found['verdict']}**."
     )

@@ -1,12 +1,13 @@
 """`docs/api.md`, generated from the tables of fields: `python -m scripts.api_page > docs/api.md`."""
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from lab.pages.markdown import Page, escaped, table
 from orca_jax.serve.openai.schema import PARSERS
 from orca_jax.serve.openai.schema.components import request_schemas
 from orca_jax.serve.openai.schema.nested import NESTED
@@ -15,6 +16,7 @@ from orca_jax.serve.openai.schema.sampling import CompletionFields, SamplingFiel
 from orca_jax.serve.openai.schema.unused import UnusedField, UnusedFields
 
 Schema = Mapping[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
 
 _HEAD = """# Fields of the API
 
@@ -176,15 +178,12 @@ def _pattern(schema: Schema) -> str:
 
 
 def _table(head: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---|---|---|"]
-    for row in rows:
-        lines.append(f"| {' | '.join(_cell(text) for text in row)} |")
-    return "\n".join(lines) + "\n"
+    return table(head, [[escaped(text) for text in row] for row in rows])
 
 
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", r"\|")
-
+PAGE = Page(
+    ROOT / "docs" / "api.md", lambda _: api_page(), "python -m scripts.api_page > docs/api.md"
+)
 
 if __name__ == "__main__":
     sys.stdout.write(api_page())

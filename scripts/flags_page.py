@@ -4,10 +4,11 @@ import argparse
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import Page, between, escaped, table
 from orca_jax.flags.habits import tables
 from orca_jax.flags.vllm import SAME, own_values, refused_flags, taken_flags
 from orca_jax.serve.args import make_parser
@@ -15,10 +16,9 @@ from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "flags.md"
-VLLM_PAGE = ROOT / "docs" / "vllm.md"
 VLLM_NAMES = ROOT / "tests" / "flags" / "vllm_0.32.0.json"
 HERE = "taken, as here"
+VERDICTS = ("what happens", "names")
 BEGIN = "<!-- begin: python scripts/flags_page.py -->"
 END = "<!-- end: python scripts/flags_page.py -->"
 
@@ -35,8 +35,8 @@ def flag_list() -> str:
     """Return a table of the flags of each group: names and meaning. Habits from other programs follow."""
     parts = []
     for title, flags in actions():
-        parts.append(f"\n### {title[:1].upper()}{title[1:]}\n\n| flag | meaning |\n|---|---|\n")
-        parts += [_row(flag) for flag in flags if flag.option_strings]
+        rows = [_row(flag) for flag in flags if flag.option_strings]
+        parts.append(_part(f"### {title[:1].upper()}{title[1:]}", ("flag", "meaning"), rows))
     return "".join([*parts, habit_lists()])
 
 
@@ -47,30 +47,42 @@ def vllm_lists() -> str:
     flags = [f"--{name}" for name in (*names["serve"], *names["removed"])]
     return "".join(
         [
-            f"\n## Flags of `vllm serve` {names['version']}, and earlier ones\n\n",
-            _table(flags, make_parser()._option_string_actions, refused_flags()),
-            "\n## Values of these flags that are taken and named\n\n",
-            _values(),
-            "\n## Arguments of `LLM`\n\n",
-            _table(names["LLM"], fields, refused_flags()),
-            "\n## Arguments of `SamplingParams`\n\n",
-            _table(
-                names["SamplingParams"],
-                SamplingParams.__dataclass_fields__,
-                SamplingParams._refused,
+            _part(
+                f"## Flags of `vllm serve` {names['version']}, and earlier ones",
+                VERDICTS,
+                _verdicts(flags, make_parser()._option_string_actions, refused_flags()),
+            ),
+            _part(
+                "## Values of these flags that are taken and named",
+                ("flag", "values", "what it means here"),
+                _values(),
+            ),
+            _part(
+                "## Arguments of `LLM`",
+                VERDICTS,
+                _verdicts(names["LLM"], fields, refused_flags()),
+            ),
+            _part(
+                "## Arguments of `SamplingParams`",
+                VERDICTS,
+                _verdicts(
+                    names["SamplingParams"],
+                    SamplingParams.__dataclass_fields__,
+                    SamplingParams._refused,
+                ),
             ),
         ]
     )
 
 
-def _values() -> str:
-    rows = []
+def _part(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return f"\n{title}\n\n{table(head, rows)}"
+
+
+def _values() -> Iterable[Sequence[str]]:
     for name, row in own_values().items():
         flag = f"`method` of `--{name}`" if name == "speculative-config" else f"`--{name}`"
-        rows.append(
-            f"| {flag} | {', '.join(f'`{value}`' for value in row['values'])} | {row['reason']} |\n"
-        )
-    return "".join(["| flag | values | what it means here |\n|---|---|---|\n", *rows])
+        yield flag, ", ".join([f"`{value}`" for value in row["values"]]), row["reason"]
 
 
 def habit_lists() -> str:
@@ -82,13 +94,10 @@ def habit_lists() -> str:
     for what, name in (("taken and named", "no_effect"), ("refused", "refused")):
         for reason, words in found[name].items():
             rows[f"{what}: {reason}"] += [f"`{word.rstrip('=*')}`" for word in words.split()]
-    flags = "".join(f"| {what} | {', '.join(names)} |\n" for what, names in rows.items())
-    commands = "".join(f"| `{name}` | {hint} |\n" for name, hint in found["commands"].items())
-    return "".join(
-        [
-            f"\n## Flags of llama.cpp\n\n| what happens | flags |\n|---|---|\n{flags}",
-            f"\n## Commands of other programs\n\n| command | here |\n|---|---|\n{commands}",
-        ]
+    flags = [(what, ", ".join(names)) for what, names in rows.items()]
+    commands = [(f"`{name}`", hint) for name, hint in found["commands"].items()]
+    return _part("## Flags of llama.cpp", ("what happens", "flags"), flags) + _part(
+        "## Commands of other programs", ("command", "here"), commands
     )
 
 
@@ -110,7 +119,9 @@ def verdict(name: str, own: Collection[str], refused: Any) -> str:
     return f"refused: {refused.get(name) or refused[plain]}"
 
 
-def _table(names: Iterable[str], own: Collection[str], refused: Any) -> str:
+def _verdicts(
+    names: Iterable[str], own: Collection[str], refused: Any
+) -> Iterable[tuple[str, str]]:
     rows = defaultdict(list)
     for name in names:
         shown = f"`{name}` (`{SAME[name]}`)" if name in SAME and name not in own else f"`{name}`"
@@ -118,23 +129,24 @@ def _table(names: Iterable[str], own: Collection[str], refused: Any) -> str:
     order = sorted(
         rows, key=lambda what: (what.startswith("refused"), what.startswith("taken and"), what)
     )
-    lines = [f"| {what} | {', '.join(sorted(rows[what]))} |\n" for what in order]
-    return "".join(["| what happens | names |\n|---|---|\n", *lines])
+    return [(what, ", ".join(sorted(rows[what]))) for what in order]
 
 
-def renewed(text: str, content: str) -> str:
-    """Return the text of a page with its list written again."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.partition(END)[2]}"
-
-
-def _row(flag: argparse.Action) -> str:
+def _row(flag: argparse.Action) -> tuple[str, str]:
     names = ", ".join(f"`{name}`" for name in flag.option_strings)
     values = f": {', '.join(f'`{value}`' for value in flag.choices)}" if flag.choices else ""
-    meaning = f"{(flag.help or '') % vars(flag)}{values}".replace("|", "\\|")
-    return f"| {names} | {meaning} |\n"
+    return names, escaped(f"{(flag.help or '') % vars(flag)}{values}")
 
+
+def _page(name: str, content: Callable[[], str]) -> Page:
+    def renew(text: str) -> str:
+        return between(text, BEGIN, END, f"\n{content()}\n")
+
+    return Page(ROOT / "docs" / name, renew, "python scripts/flags_page.py")
+
+
+PAGES = (_page("flags.md", flag_list), _page("vllm.md", vllm_lists))
 
 if __name__ == "__main__":
-    for page, content in ((PAGE, flag_list()), (VLLM_PAGE, vllm_lists())):
-        page.write_text(renewed(page.read_text(encoding="utf-8"), content), encoding="utf-8")
+    for page in PAGES:
+        page.write()

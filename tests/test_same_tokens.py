@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orca_jax.assembly.choices import ORDERINGS
+from orca_jax.assembly.choices import ordering_kind, scheduler_kind
 from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
-from orca_jax.values.config import EngineConfig, SchedulerName
+from orca_jax.values.config import ORDERINGS, SCHEDULERS, EngineConfig
 from orca_jax.values.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from tests.covering import covering
 from tests.model import eight_heads
@@ -23,7 +23,6 @@ REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 quick = pytest.mark.usefixtures("quick_compiles")
 few = pytest.mark.usefixtures("few_programs")
 pytestmark = pytest.mark.usefixtures("compiled_when_used")
-SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def make_engine(
     name: str,
     cache: str | None,
     devices: int = 1,
-    scheduler: SchedulerName = "orca",
+    scheduler: str = "orca",
     **settings: object,
 ) -> Iterator[Engine]:
     config = EngineConfig(
@@ -109,9 +108,9 @@ def check_orderings(engine: Engine, jobs: Sequence[Job], answers: list[list[int]
         replace(job, urgency=Urgency(-i, f"tenant {i % 2}", 100.0 / (1 + i)))
         for i, job in enumerate(jobs)
     ]
-    for ordering in ORDERINGS.values():
-        scheduler.order_by(ordering())
-        assert run(engine, urgent) == answers, scheduler.ordering.name
+    for name in ORDERINGS:
+        scheduler.order_by(ordering_kind(name)())
+        assert run(engine, urgent) == answers, name
 
 
 def slow(*values: object) -> Any:
@@ -132,7 +131,7 @@ GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
 def test_greedy_tokens_equal_generate(
     name: str,
     devices: int,
-    scheduler: SchedulerName,
+    scheduler: str,
     program_cache: str,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -184,7 +183,7 @@ def of_eight_heads(
 def test_eight_devices_and_copies_of_heads(
     of_eight_heads: tuple[Path, list[Job], list[list[int]]],
     devices: int,
-    scheduler: SchedulerName,
+    scheduler: str,
     program_cache: str,
 ) -> None:
     """Each device has one of GPT-2's heads; of Llama's two key/value heads, four and eight devices hold copies."""
@@ -294,11 +293,8 @@ def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> 
     """A batch in flight for each stage; or one more, to hide the time of the host."""
     jobs, answers = greedy_jobs(name)
     late = [Job(job.prompt, job.params, at_step=2 * i) for i, job in enumerate(jobs)]
-    workers: dict[SchedulerName, int] = {
-        "orca": stages,
-        "request_level": stages,
-        "chunked": stages + 1,
-    }
+    kinds = [name for name in SCHEDULERS if scheduler_kind(name).traits.has_workers]
+    workers = dict.fromkeys(kinds, stages) | {"chunked": stages + 1}
     for scheduler, number in workers.items():
         settings = {
             "pipeline_parallel_size": stages,
@@ -423,11 +419,11 @@ EXTRAS = (
 @quick
 @pytest.mark.parametrize(
     "engines",
-    [list(zip((1, 1, 1), SCHEDULERS, strict=True)), slow(list(product((1, 2, 4), SCHEDULERS)))],
+    [list(product((1,), SCHEDULERS)), slow(list(product((1, 2, 4), SCHEDULERS)))],
     ids=len,
 )
 def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(
-    engines: list[tuple[int, SchedulerName]], program_cache: str
+    engines: list[tuple[int, str]], program_cache: str
 ) -> None:
     prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]
     extras = [Job(*pair, at_step=2) for pair in zip(prompts, EXTRAS, strict=True)]

@@ -2,8 +2,7 @@
 
 import dataclasses
 import logging
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,30 @@ import pytest
 
 from lab.__main__ import main as lab
 from orca_jax.assembly.built import Built
-from orca_jax.assembly.choices import SCHEDULERS, Budget, choices_of
+from orca_jax.assembly.choices import Budget, choices_of, ordering_kind, scheduler_kind
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
+from orca_jax.flags.texts import help_of
+from orca_jax.sched.orderings.base import Ordering
 from orca_jax.serve.args import parse_args as serve_args
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.values.cache_spec import one_group
-from orca_jax.values.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.values.config import (
+    ORDERINGS,
+    PREDICTORS,
+    SCHEDULERS,
+    CacheConfig,
+    EngineConfig,
+    Named,
+)
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.platforms import PLATFORMS
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
@@ -231,7 +240,7 @@ def test_defaults_of_the_scheduler() -> None:
 
 
 def test_the_default_budget_never_caps_the_batch() -> None:
-    for platform in ("cpu", "gpu", "tpu"):
+    for platform in PLATFORMS:
         for rows in (1, 64, 5000):
             budget = Budget(None, rows, itl_target_ms=0.001)
             assert budget.tokens(platform, dict.fromkeys(budget.sizes(platform), 9.0)) >= rows
@@ -245,8 +254,23 @@ def test_a_budget_from_elsewhere_is_checked_too() -> None:
         build_scheduling(choices_of(EngineConfig(max_num_seqs=65)), TOY_MODEL, 128, cache, 64)
 
 
-def test_choices_and_registries_agree() -> None:
-    assert typing.get_args(SchedulerName) == tuple(SCHEDULERS)
+def test_named_classes_are_there() -> None:
+    for name, row in SCHEDULERS.items():
+        assert scheduler_kind(name).traits == row.traits
+    for name in ORDERINGS:
+        assert issubclass(ordering_kind(name), Ordering)
+
+
+@pytest.mark.parametrize(
+    ("setting", "table"),
+    [
+        ("scheduler", SCHEDULERS),
+        ("scheduling_policy", ORDERINGS),
+        ("length_predictor", PREDICTORS),
+    ],
+)
+def test_the_help_has_every_name(setting: str, table: Mapping[str, Named]) -> None:
+    assert [name for name in table if name not in help_of(setting)] == []
 
 
 def test_settings_of_another_scheduler_are_left_out() -> None:

@@ -12,12 +12,12 @@ from orca_jax.engine import Engine
 from orca_jax.exec import pack
 from orca_jax.exec.buckets import Segment
 from orca_jax.values.cache_spec import NO_BLOCK
-from orca_jax.values.config import SchedulerName
+from orca_jax.values.config import SCHEDULERS
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import Member, StateMove
 from tests.model.states.hybrids import FIRST, NEW, PROMPTS, RECORD, write
 from tests.project.source import ROOT
-from tests.test_same_tokens import SCHEDULERS, Job, make_engine, run_updates
+from tests.test_same_tokens import Job, make_engine, run_updates
 
 # largest difference of log probabilities, and least one of a broken model
 CLOSE, MUTATED = 2e-5, 1e-2
@@ -118,9 +118,7 @@ def test_chunks_and_snapshots(
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("name", ["lfm3-0", "minimax-2"])
-def test_schedulers(
-    name: str, scheduler: SchedulerName, program_cache: str, tmp_path: Path
-) -> None:
+def test_schedulers(name: str, scheduler: str, program_cache: str, tmp_path: Path) -> None:
     for engine in make_engine(written(name, tmp_path), program_cache, 1, scheduler):
         assert difference(name, engine) <= CLOSE
         assert difference(name, engine, (0, 2, 4)) <= CLOSE

@@ -6,7 +6,8 @@ from typing import ClassVar, Self
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection, Traits
+from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection
+from orca_jax.values.config import Traits
 
 
 class CellScheduler:

@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import wide_table
 from lab.peers.files import shown_ratio
 from lab.peers.page import processor, side_line
-from lab.real.page import table
 
 MEASURED = sorted(
     (Path(__file__).resolve().parents[2] / "docs" / "measured").glob("peers-files*.json")
@@ -58,7 +58,7 @@ def section(results: Mapping[str, Any]) -> str:
         ]
         rows.append([file, *(_cell(one, name) for name in names), *end])
     sides = "".join(side_line(name, side) for name, side in sorted(results["sides"].items()))
-    return f"\n{processor(results)}:\n\n{table(head, rows)}\n{sides}"
+    return f"\n{processor(results)}:\n\n{wide_table(head, rows)}\n{sides}"
 
 
 def _cell(one: Mapping[str, Any], name: str) -> str:

@@ -1,10 +1,11 @@
-"""The results as a page in Markdown, a block of `lab/pages.py`."""
+"""The results as a page in Markdown, a block of `lab/pages/command.py`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import wide_table
 from lab.peers.results import LATENCY, latency_ratios, ratios
 
 MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers.json"
@@ -114,7 +115,7 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
                 dtype,
             ]
             rows.append([*model, *_pairs(one)])
-    yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
+    yield wide_table(["model", "streams", "peer", "type", *_PAIRS], rows)
     yield f"\n{processor(shapes[0])}; --trace {shapes[0]['config']['trace']}.\n\n"
     yield from (side_line(name, side) for name, side in sorted(shapes[0]["sides"].items()))
 
@@ -124,7 +125,7 @@ def _offline(results: Mapping[str, Any]) -> Iterable[str]:
         return
     yield "\n## Offline\n\nAll requests at once; output tokens per second, medians of passes that alternate.\n\n"
     rows = [[*_cells(name), *_pairs(one)] for name, one in sorted(results["settings"].items())]
-    yield _table(["peer", "type", "its way of running", "threads", *_PAIRS], rows)
+    yield wide_table(["peer", "type", "its way of running", "threads", *_PAIRS], rows)
 
 
 def _pairs(one: Mapping[str, Any]) -> list[str]:
@@ -163,7 +164,7 @@ def _online(results: Mapping[str, Any]) -> Iterable[str]:
             )
     figures = [title for _, title, _ in _ONLINE]
     titles = ["server", "type", "mode", "threads", "load", *figures, "ours to theirs", "measured"]
-    yield _table(titles, rows)
+    yield wide_table(titles, rows)
 
 
 def _clients(results: Mapping[str, Any]) -> Iterable[str]:
@@ -174,7 +175,7 @@ def _clients(results: Mapping[str, Any]) -> Iterable[str]:
     for name, one in sorted(results["clients"].items()):
         client, _, server = name.partition("/")
         rows.append([client, *_cells(server), *_numbers(one, _OUTSIDE)])
-    yield _table(
+    yield wide_table(
         ["client", "server", "type", "mode", "threads", *(title for _, title, _ in _OUTSIDE)], rows
     )
 
@@ -215,8 +216,3 @@ def _numbers(one: Mapping[str, Any], columns: Sequence[tuple[str, str, int]]) ->
 
 def _stamp(one: Mapping[str, Any]) -> str:
     return " at ".join(str(one[name]) for name in ("date", "commit") if one.get(name))
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

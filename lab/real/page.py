@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import wide_table
 from lab.paper.runs import WARM_UP
 from orca_jax.helpers.reporting import p99_name, write_file
 from orca_jax.values.errors import ConfigError, reason_of
@@ -101,7 +102,7 @@ def held_out_section(found: Mapping[str, Found]) -> str:
     count = result["num_requests"]
     tail = p99_name(count - int(count * WARM_UP))
     heads = [head.format(tail=tail) for head in SHOWN.values()]
-    about = [_where(title, result, NAMES[HELD_OUT]), table(["", *heads], rows)]
+    about = [_where(title, result, NAMES[HELD_OUT]), wide_table(["", *heads], rows)]
     errors = [
         _largest_errors(result[part]) for part in ("model", "held_out_model") if part in result
     ]
@@ -154,7 +155,7 @@ def _figure_9(found: Found) -> list[str]:
         f"requests have {prompts[0]} to {prompts[1]} and {outputs['unequal'][0]} to {outputs['unequal'][1]} tokens; "
         "`merged` batches are selective, and in `padded` ones each prompt and output is as long as the longest: at "
         f"{sizes[-1]} requests they take **{ratio:.2f} times** as long.\n",
-        table(["batch of", *map(str, sizes)], rows),
+        wide_table(["batch of", *map(str, sizes)], rows),
         _picture("Time of a batch over its size", found),
     ]
 
@@ -233,13 +234,7 @@ def _curves_table(found: Found, kind: str) -> str:
     for name, points in curves.items():
         latencies = [f"{latency:,.0f}" for _, latency in points]
         rows.append([name, f"{saturations[name]:.3g}", *latencies])
-    return table(head, rows)
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return wide_table(head, rows)
 
 
 def _read(path: str) -> str:

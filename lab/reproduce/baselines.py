@@ -11,12 +11,13 @@ from itertools import product
 from typing import Any
 
 from lab.baselines import POLICIES
+from lab.pages.markdown import table
 from lab.paper.effort import Effort, add_processes
 from lab.paper.places import Place, serve_system
 from lab.paper.runs import paper_lengths, poisson
 from lab.paper.sweep import point_at, saturation
 from lab.paper.systems import parse_system
-from lab.reproduce.blocks import RESULTS, table
+from lab.reproduce.blocks import RESULTS
 from lab.reproduce.claims import LATENCY
 from orca_jax.helpers.reporting import print_table, rounded, write_file
 

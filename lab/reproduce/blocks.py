@@ -1,12 +1,13 @@
 """Blocks of Markdown for the pages, from the recorded results of `python -m lab reproduce`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lab.pages.markdown import table
 from lab.paper.beyond import COLUMNS
 from lab.paper.points import DIGITISING, largest, read_figure_10
 from lab.reproduce.rows import shown as printed
@@ -129,7 +130,10 @@ def later() -> str:
     reasons = [(import_module(f"lab.shelf.{name}").__doc__ or "").strip() for name in REASONS]
     parts = ["### What was run, and why it differs", *reasons]
     return (
-        "\n\n".join([about + table(("value", "ours", "the paper", "verdict"), cells), *parts])
+        about
+        + table(("value", "ours", "the paper", "verdict"), cells)
+        + "\n"
+        + "\n\n".join(parts)
         + "\n"
     )
 
@@ -156,9 +160,3 @@ def percent(value: float | None) -> str:
         if value < 0.0995
         else f"{100 * value:.0f} %"
     )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *["| " + " | ".join(row) + " |" for row in rows]])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import chain, product
 from typing import Any
 
-from lab.pages import ROOT
+from lab.pages.command import ROOT
 from lab.paper.pipeline import stage_times
 from lab.paper.points import read_figure_10
 from lab.paper.stages_plot import plot_stages

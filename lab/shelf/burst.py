@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.real.page import table
+from lab.pages.markdown import wide_table
 from lab.shelf.table import PATIENCE, POLICIES, READING, RESULT, latencies, on_time, row_of
 from lab.shelf.virtual import Service
 from orca_jax.assembly.built import Built
@@ -110,7 +110,7 @@ def block(path: Path = BURST) -> str:
         f"the CPU ({found['cpu']}): {BATCH} requests in an iteration, {ROWS} with rows. The tokens of all policies "
         f"are equal; the command ends with an error otherwise. A value is the mean of {PASSES} passes, and ± half of "
         f"their range. A reader expects the first token after {PATIENCE:g} s, and then {READING:g} in each second.\n\n"
-        + table(["", *COLUMNS.values()], rows)
+        + wide_table(["", *COLUMNS.values()], rows)
     )
 
 

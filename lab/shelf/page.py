@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lab.real.page import table
+from lab.pages.markdown import wide_table
 from lab.shelf.table import COLUMNS, PATIENCE, POLICIES, READING, RESULT, mean_and_half, row_of
 from lab.shelf.table import LOADS as LEVELS
 from orca_jax.helpers.reporting import new_figure, save_plot, use_plain_numbers
@@ -47,7 +47,7 @@ def policies() -> str:
         )
         link = f"[`{name}`]({SOURCE}/{module.replace('.', '/')}.py)"
         rows.append([link, f"{text}{'; ' if name in NOTES else ''}{NOTES.get(name, '')}."])
-    return table(["name", "policy"], rows)
+    return wide_table(["name", "policy"], rows)
 
 
 def about() -> str:
@@ -80,7 +80,7 @@ def tables() -> str:
             parts.append(f"{level} of the saturation:\n")
             for part in (keys[:LATENCIES], keys[LATENCIES:]):
                 rows = [row_of(policy, figures, part) for policy, figures in each.items()]
-                parts.append(table(["", *[COLUMNS[key] for key in part]], rows))
+                parts.append(wide_table(["", *[COLUMNS[key] for key in part]], rows))
     return "\n".join(parts)
 
 

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
+from lab.pages.markdown import line, table
 from orca_jax import LLM, RequestOutput, SamplingParams
 from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
 
@@ -81,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     questions = [each for each in read_questions() if args.only is None or args.only in each.text]
     config = engine_config_from_args(args)
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    print("| sampling | right | ended | loops | tokens, mean |")
-    print("|---|---|---|---|---|", flush=True)
+    head = ("sampling", "right", "ended", "loops", "tokens, mean")
+    print(table(head, ()), end="", flush=True)
     with LLM(**settings) as llm:
         for name in args.candidate:
             judged = ask(llm, questions, CANDIDATES[name], args.seeds, args.max_tokens)
-            print(f"| {name} | {' | '.join(figures(judged))} |", flush=True)
+            print(line((name, *figures(judged))), end="", flush=True)
     return 0
 
 

@@ -1,52 +1,34 @@
 """The choices of settings as small values for others to read, and the refusal of numbers out of range."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
-from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
-from orca_jax.sched.orderings.deadline import EarliestDeadline
-from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
-from orca_jax.sched.orderings.priority import Priority
-from orca_jax.sched.orderings.shortest import ShortestFirst
-from orca_jax.sched.pool import ClientBound
-from orca_jax.sched.predict import EnginePredictor, RunningQuantiles
-from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import SchedulerKind, Traits
+from orca_jax.sched.scheduler import SchedulerKind
 from orca_jax.sim.clock import CLOCK_PREFIX
-from orca_jax.values.checks import check_known_or_class, is_class_name
+from orca_jax.values.checks import is_class_name, load_class
 from orca_jax.values.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
     MAX_LORAS,
+    ORDERINGS,
+    SCHEDULERS,
     EngineConfig,
     KVCacheDType,
     LoraConfig,
+    Traits,
 )
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.platforms import platform_named
 
 logger = logging.getLogger(__name__)
 
-SCHEDULERS: Mapping[str, SchedulerKind] = {
-    "orca": OrcaScheduler,
-    "request_level": RequestLevelScheduler,
-    "chunked": ChunkedScheduler,
-}
-ORDERINGS: Mapping[str, type[Ordering]] = {
-    kind.name: kind
-    for kind in (FirstComeFirstServed, Priority, FairShare, EarliestDeadline, ShortestFirst)
-}
-PREDICTORS: Mapping[str, Callable[[], EnginePredictor]] = {
-    "bound": ClientBound,
-    "quantiles": RunningQuantiles,
-}
 TOY = "preset:toy"
 # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
 PAGE_SIZE = 128
@@ -304,11 +286,23 @@ def _kinds(
     scheduler: str, options: str | None, policy: str
 ) -> tuple[SchedulerKind, type[Ordering]]:
     """The kind of scheduler, and its ordering; an order from outside comes with a scheduler. Raises ConfigError."""
-    kind = policy_kind(scheduler, options) if is_class_name(scheduler) else SCHEDULERS[scheduler]
+    is_outside = is_class_name(scheduler)
+    kind = policy_kind(scheduler, options) if is_outside else scheduler_kind(scheduler)
     if not is_class_name(policy):
-        check_known_or_class(policy, "scheduling_policy", tuple(ORDERINGS))
-        return kind, ORDERINGS[policy]
+        return kind, ordering_kind(policy)
     return order_kind(policy) if kind is ChunkedScheduler else kind, FirstComeFirstServed
+
+
+def scheduler_kind(name: str) -> SchedulerKind:
+    """Return the scheduler of a name in `SCHEDULERS`."""
+    found: Any = load_class(SCHEDULERS[name].place, "scheduler")
+    kind: SchedulerKind = found
+    return kind
+
+
+def ordering_kind(name: str) -> type[Ordering]:
+    """Return the order of a name in `ORDERINGS`."""
+    return load_class(ORDERINGS[name].place, "scheduling_policy")
 
 
 def check_numbers(config: EngineConfig) -> None:

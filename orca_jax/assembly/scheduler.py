@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
-from orca_jax.assembly.choices import PREDICTORS, Batches, Choices, Drafts
+from orca_jax.assembly.choices import Batches, Choices, Drafts
 from orca_jax.assembly.support import check_budget
 from orca_jax.helpers.bundled import ranker_directory
 from orca_jax.policy.kinds import predictor_kind
@@ -26,8 +26,8 @@ from orca_jax.sched.scheduler import (
     SchedulerSettings,
     unknown_seconds,
 )
-from orca_jax.values.checks import is_class_name
-from orca_jax.values.config import CacheConfig, ModelConfig
+from orca_jax.values.checks import is_class_name, load_class
+from orca_jax.values.config import PREDICTORS, CacheConfig, ModelConfig
 from orca_jax.values.errors import ConfigError
 
 # share of all pages to keep free when a request is admitted beside others, as in vLLM
@@ -92,7 +92,8 @@ def build_scheduling(
 
 def _predictor(name: str, vocab_size: int) -> EnginePredictor:
     if name in PREDICTORS:
-        return PREDICTORS[name]()
+        predictor: EnginePredictor = load_class(PREDICTORS[name].place, "length_predictor")()
+        return predictor
     if is_class_name(name):
         return predictor_kind(name)
     directory = ranker_directory(name)

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig, Traits
+from orca_jax.values.platforms import platform_named
 
 
 @cache
@@ -17,9 +18,27 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 
 def help_of(name: str, kind: type = EngineConfig) -> str:
     """Return the help text of a field of these settings, from `texts.toml`."""
-    return Template(_texts()[kind.__name__][name]).safe_substitute(
-        vars(sys.modules[kind.__module__])
-    )
+    constants = vars(sys.modules[kind.__module__])
+    return Template(_texts()[kind.__name__][name]).safe_substitute(constants, **_listed())
+
+
+@cache
+def _listed() -> Mapping[str, str]:
+    """The words of the classes that settings name, the schedulers by their traits, and the defaults of platforms."""
+    *orders, last = [order.words for order in ORDERINGS.values()]
+    return {
+        **{trait: _able(trait) for trait in Traits._fields if trait != "reads"},
+        "SCHEDULERS": "; ".join([scheduler.words for scheduler in SCHEDULERS.values()]),
+        "ORDERINGS": f"{', '.join(orders)}, or {last}",
+        "PREDICTORS": ", ".join([predictor.words for predictor in PREDICTORS.values()]),
+        "ITL": f"{platform_named('').itl_target_ms:g}",
+        "ITL_ON_HOST": f"{platform_named('cpu').itl_target_ms:g}",
+    }
+
+
+def _able(trait: str) -> str:
+    """The schedulers with a trait."""
+    return " and ".join([name for name, row in SCHEDULERS.items() if getattr(row.traits, trait)])
 
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -61,14 +80,7 @@ METAVARS: Mapping[str, str] = {
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
-JSON_FLAGS = frozenset(
-    {
-        "default_chat_template_kwargs",
-        "override_generation_config",
-        "scheduler_options",
-        "speculative_config",
-    }
-)
+JSON_FLAGS = frozenset([name for name, mark in METAVARS.items() if mark == "JSON"])
 """Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 BRIEF = frozenset(

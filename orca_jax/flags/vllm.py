@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.flags.texts import JSON_FLAGS
+from orca_jax.flags.program import flag_of
+from orca_jax.flags.texts import ALIASES, JSON_FLAGS
 from orca_jax.values.checks import json_value
 
 SAME: Mapping[str, str] = {
@@ -25,7 +26,8 @@ SAME: Mapping[str, str] = {
     "-n": "--nnodes", "-pcp": "--prefill-context-parallel-size", "-q": "--quantization", "-r": "--node-rank",
     "-O": "--optimization-level", "-sc": "--speculative-config",
     "--async-scheduling": "--overlap", "--no-async-scheduling": "--no-overlap",
-    "--block-size": "--page-size", "--device-memory-utilization": "--gpu-memory-utilization",
+    **{alias: flag_of(name) for name, aliases in ALIASES.items() for alias in aliases},
+    "--device-memory-utilization": "--gpu-memory-utilization",
     "--disable-log-requests": "--no-log-requests",
     "--enable-log-requests": "--log-requests", "--no-enable-log-requests": "--no-log-requests",
     "--num-gpu-blocks-override": "--num-pages",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orca_jax.helpers.hub import HubModel, download, is_hub_name
 from orca_jax.values.checks import did_you_mean
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import PREDICTORS, EngineConfig
 from orca_jax.values.errors import ConfigError
 
 DEMO = "demo"
@@ -167,8 +167,10 @@ def ranker_directory(name: str) -> Path:
     """
     found = _bundled(DEMO_RANKER, "params/_METADATA") if name == DEMO else Path(name)
     if found is None or not found.is_dir():
-        message = f'length_predictor must be "bound", "quantiles", "demo" or the directory of a ranker, got {name!r}'
-        hint = did_you_mean(name, ("bound", "quantiles", DEMO))
+        known = (*PREDICTORS, DEMO)
+        listed = ", ".join([f'"{each}"' for each in known])
+        message = f"length_predictor must be {listed} or the directory of a ranker, got {name!r}"
+        hint = did_you_mean(name, known)
         raise ConfigError(message + hint, param="length_predictor")
     return found
 

@@ -12,8 +12,9 @@ from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.predictor import PolicyPredictor
 from orca_jax.policy.protocol import API, Policy
 from orca_jax.policy.scheduler import PolicyScheduler
-from orca_jax.sched.scheduler import SchedulerSettings, Traits
+from orca_jax.sched.scheduler import SchedulerSettings
 from orca_jax.values.checks import first_line, is_class_name, json_value, load_class, short
+from orca_jax.values.config import Traits
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import URGENCY_FIELDS
 

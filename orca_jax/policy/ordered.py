@@ -47,8 +47,6 @@ class OutsideOrdering(KeyOrdering):
         job_of: the view of a request.
     """
 
-    name = "outside"
-
     def __init__(self, order: Order, job_of: Callable[[Request], RequestView]) -> None:
         self.order = order
         self.is_static = order.is_static

@@ -19,8 +19,9 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, unknown_seconds
+from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, unknown_seconds
 from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import Traits
 
 SLOW_SECONDS = 0.01
 """A decision that takes longer is counted as slow, and the first one is logged."""

@@ -16,8 +16,9 @@ from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
 from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import SCHEDULERS, Traits
 
 
 @dataclass(eq=False)
@@ -46,9 +47,7 @@ class ChunkedScheduler:
             outside choose both, since they see prompts that are being computed, and not those of their own decision.
     """
 
-    traits: ClassVar[Traits] = Traits(
-        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True
-    )
+    traits: ClassVar[Traits] = SCHEDULERS["chunked"].traits
 
     max_bs: int
     token_budget: int

@@ -5,7 +5,8 @@ from typing import ClassVar, Self
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
+from orca_jax.values.config import SCHEDULERS, Traits
 
 
 class OrcaScheduler:
@@ -16,7 +17,7 @@ class OrcaScheduler:
     holds back a running request.
     """
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
+    traits: ClassVar[Traits] = SCHEDULERS["orca"].traits
 
     def __init__(self, max_bs: int, n_workers: int = 1) -> None:
         self.max_bs = max_bs

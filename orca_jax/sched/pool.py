@@ -38,7 +38,6 @@ NOTHING_ALLOWED = (
 class ClientBound:
     """Predicts `max_tokens`, the client's bound. Only this prediction is never too low."""
 
-    name = "bound"
     refresh: ClassVar[int | None] = None
 
     def predict(self, request: Request, ids: Sequence[int]) -> float:

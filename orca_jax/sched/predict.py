@@ -42,11 +42,6 @@ class Predictor[R](Protocol):
 class EnginePredictor(Predictor[Request], Protocol):
     """A predictor for the pool of requests."""
 
-    @property
-    def name(self) -> str:
-        """The name of the predictor."""
-        ...
-
 
 class RunningQuantiles:
     """Predicts a quantile of the latest lengths of requests with prompts of similar length; by default the median.
@@ -64,7 +59,6 @@ class RunningQuantiles:
         enough: the number of lengths in a class before their quantile is used.
     """
 
-    name = "quantiles"
     refresh: ClassVar[int | None] = None
 
     def __init__(
@@ -101,13 +95,11 @@ class Oracle:
 
     Args:
         lengths: request id -> tokens, for every request to come.
-        name: the source of the lengths.
     """
 
     refresh: ClassVar[int | None] = None
 
-    def __init__(self, lengths: Mapping[str, float], name: str = "oracle") -> None:
-        self.name = name
+    def __init__(self, lengths: Mapping[str, float]) -> None:
         self._lengths = lengths
 
     def predict(self, request: Request, ids: Sequence[int]) -> float:
@@ -137,13 +129,11 @@ class Scored:
 
     Args:
         score: prompt ids -> tokens. It is called once for each request, in the engine's thread, and must be quick.
-        name: a name of the function.
     """
 
     refresh: ClassVar[int | None] = None
 
-    def __init__(self, score: Callable[[Sequence[int]], float], name: str = "learned") -> None:
-        self.name = name
+    def __init__(self, score: Callable[[Sequence[int]], float]) -> None:
         self._score = score
 
     def predict(self, request: Request, ids: Sequence[int]) -> float:

@@ -7,8 +7,9 @@ from typing import ClassVar, Self
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection
 from orca_jax.values.cache_spec import ceil_div
+from orca_jax.values.config import SCHEDULERS, Traits
 
 
 class RequestLevelScheduler:
@@ -24,7 +25,7 @@ class RequestLevelScheduler:
       them; without it the batch is cut into equal parts.
     """
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
+    traits: ClassVar[Traits] = SCHEDULERS["request_level"].traits
 
     def __init__(self, max_bs: int, n_workers: int = 1, mbs: int | None = None) -> None:
         assert mbs is None or mbs * n_workers >= max_bs, (

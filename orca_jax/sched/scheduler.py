@@ -10,6 +10,7 @@ from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
+from orca_jax.values.config import Traits
 
 Held = Literal["rows", "budget", "pages", "batch", "adapters", "prompt"]
 """The reason why the first waiting request was not admitted: all rows or places of the batch are taken, the token
@@ -66,20 +67,6 @@ class SchedulerSettings(NamedTuple):
     num_rows: int = 0  # requests with a row; 0: those of the iterations
     seconds: MeasuredSeconds = unknown_seconds  # expected, of an iteration
     clock: Callable[[], float] = time.perf_counter  # measures decisions; they take no virtual time
-
-
-class Traits(NamedTuple):
-    """The abilities of a kind of scheduler."""
-
-    # a request reserves all its slots when it is admitted; else blocks on demand
-    has_reservations: bool = False
-    shares_prefixes: bool = False  # requests may begin with blocks of the prefix cache
-    has_orderings: bool = False  # `--scheduling-policy` decides the order
-    has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
-    has_workers: bool = False  # `--n-workers` iterations may be in flight
-    has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
-    # fields of callers and predictors that it may read, beside those of its ordering
-    reads: frozenset[str] = frozenset()
 
 
 class Scheduler(Protocol):

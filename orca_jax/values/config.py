@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 from orca_jax.values.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.values.checks import (
@@ -47,7 +47,6 @@ DType = Literal["float32", "bfloat16", "float16"]
 PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]
 # the same, with vLLM's name for float8
 KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
-SchedulerName = Literal["orca", "request_level", "chunked"]
 # the order of tokens in a page, see kernels/kv_pages.py
 PageLayout = Literal["head_major", "token_major"]
 # see docs/kernels.md
@@ -60,6 +59,70 @@ QuantizationName = Literal[Quantization, "int8-dynamic", "int4-dynamic"]
 MAX_LORAS = 8  # adapters in one batch by default
 MAX_LORA_RANK = 16
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
+
+
+class Traits(NamedTuple):
+    """The abilities of a kind of scheduler."""
+
+    # a request reserves all its slots when it is admitted; else blocks on demand
+    has_reservations: bool = False
+    shares_prefixes: bool = False  # requests may begin with blocks of the prefix cache
+    has_orderings: bool = False  # `--scheduling-policy` decides the order
+    has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
+    has_workers: bool = False  # `--n-workers` iterations may be in flight
+    has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
+    # fields of callers and predictors that it may read, beside those of its ordering
+    reads: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A class that a setting names, and its words in the help of the setting."""
+
+    place: str  # MODULE:CLASS; it is imported at its first use
+    words: str
+
+
+@dataclass(frozen=True)
+class NamedScheduler(Named):
+    """A scheduler that a setting names."""
+
+    traits: Traits
+
+
+SCHEDULERS: Mapping[str, NamedScheduler] = {
+    "orca": NamedScheduler(
+        "orca_jax.sched.orca:OrcaScheduler",
+        "orca: iteration-level scheduling as in the paper",
+        Traits(has_reservations=True, has_workers=True),
+    ),
+    "chunked": NamedScheduler(
+        "orca_jax.sched.chunked:ChunkedScheduler",
+        "chunked: the same with a token budget",
+        Traits(shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True),
+    ),
+    "request_level": NamedScheduler(
+        "orca_jax.sched.request_level:RequestLevelScheduler",
+        "request_level: the paper's baseline",
+        Traits(has_reservations=True, has_workers=True),
+    ),
+}
+"""The values of `EngineConfig.scheduler`, beside a class of a caller; each is a `sched.scheduler.SchedulerKind`."""
+ORDERINGS: Mapping[str, Named] = {
+    "fcfs": Named("orca_jax.sched.orderings.fcfs:FirstComeFirstServed", "by arrival (fcfs)"),
+    "priority": Named("orca_jax.sched.orderings.priority:Priority", "priority"),
+    "fair": Named("orca_jax.sched.orderings.fair:FairShare", "fair shares of tenants"),
+    "deadline": Named("orca_jax.sched.orderings.deadline:EarliestDeadline", "deadline"),
+    "shortest": Named(
+        "orca_jax.sched.orderings.shortest:ShortestFirst", "predicted length (shortest)"
+    ),
+}
+"""The values of `EngineConfig.scheduling_policy`, beside a class of a caller."""
+PREDICTORS: Mapping[str, Named] = {
+    "bound": Named("orca_jax.sched.pool:ClientBound", "bound (a request's max_tokens)"),
+    "quantiles": Named("orca_jax.sched.predict:RunningQuantiles", "quantiles (of past requests)"),
+}
+"""The values of `EngineConfig.length_predictor`, beside a ranker and a class of a caller."""
 
 
 @dataclass(frozen=True)
@@ -333,73 +396,56 @@ def _adapter_of(module: str) -> tuple[str, str]:
 class EngineConfig:
     """The settings of the user, with the names of vLLM. `None` means "auto"; `assembly/resolve.py` resolves it.
 
+    `flags/texts.toml` says what each setting means, and what its default stands for. One in JSON may be a mapping.
     A setting other than its default is honoured or refused by name (`assembly/support.py`).
 
     Raises:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    # or "smollm2", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
     model: str = "demo"
-    # directory, tokenizer.json or name of the Hub; None: that of the model
     tokenizer: str | None = None
-    # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     decoder: str | None = None
     load_format: LoadFormat = "auto"
-    # of a model of the Hub: branch, tag or commit; None: its default branch
     revision: str | None = None
-    download_dir: str | None = None  # cache of models of the Hub; None: that of huggingface_hub
-    # for the Hub; None: HF_TOKEN, or the saved one
+    download_dir: str | None = None
     hf_token: str | None = field(default=None, repr=False)
     dtype: DType | Literal["auto"] = "auto"
-    # of the weights while loading; None: as in config.json
     quantization: QuantizationName | None = None
     seed: int = 0
     max_model_len: int | None = None
-    max_num_seqs: int = 64  # the paper's max_bs
-    # a policy from outside: requests with pages; None: as many as in iterations
+    max_num_seqs: int = 64
     max_num_rows: int | None = None
-    # a SchedulerName, or MODULE:CLASS or FILE.py:CLASS of a `policy.Policy`
     scheduler: str = "chunked"
-    scheduler_options: str | None = None  # for such a class: a mapping, or JSON of it
-    scheduling_policy: str = "fcfs"  # chunked: one of `ORDERINGS`, or the class of a `policy.Order`
-    # bound (None), quantiles, demo, or the directory of a ranker
+    scheduler_options: str | None = None
+    scheduling_policy: str = "fcfs"
     length_predictor: str | None = None
-    overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
-    # chunked: iterations submitted ahead of the host, which reads their results together
+    overlap: bool | None = None
     check_in_interval: int = 1
-    # chunked (None: yes): reuse pages of prompts with the same beginning
     enable_prefix_caching: bool | None = None
-    # the paper's n_workers: iterations in flight; None: one for each pipeline stage
     n_workers: int | None = None
-    n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once
+    n_slots: int | None = None
     tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int = 1  # stages, each with its part of the layers
+    pipeline_parallel_size: int = 1
     page_size: int | None = None
     num_pages: int | None = None
-    gpu_memory_utilization: float | None = None  # accelerators; None: GPU_MEMORY_UTILIZATION
+    gpu_memory_utilization: float | None = None
     kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
-    # or a mapping, or JSON; None: no speculation
     speculative_config: SpeculativeConfig | None = None
-    # in one launch; chunked: in one iteration (None: by measurement)
     max_num_batched_tokens: int | None = None
-    # chunked: time between tokens for which the budget is measured
     itl_target_ms: float | None = None
-    compile_cache: str | None = field(default="auto")
+    compile_cache: str | None = "auto"
     strict_compile: bool = False
     attention_implementation: AttentionName | None = None
-    # on a CPU: products and attention of XLA, or of a library in C
     cpu_products: CpuProducts = "auto"
-    kernel_self_test: bool = True  # on accelerators: try the attention kernels once before loading
-    enable_lora: bool = False  # serve low-rank adapters beside the model
-    max_loras: int | None = None  # adapters in one batch; None: MAX_LORAS
-    max_lora_rank: int | None = None  # None: MAX_LORA_RANK
-    # adapters loaded at once, on the host; None: 4 times max_loras
+    kernel_self_test: bool = True
+    enable_lora: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     max_cpu_loras: int | None = None
-    lora_modules: tuple[str, ...] = ()  # NAME=PATH of adapters to load at the start
-    # file for the timeline, which `python -m orca_jax timeline` shows
+    lora_modules: tuple[str, ...] = ()
     trace_file: str | None = None
-    progress: bool = True  # bars on standard error while loading and compiling
+    progress: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
@@ -407,7 +453,8 @@ class EngineConfig:
         if isinstance(options, Mapping):
             object.__setattr__(self, "scheduler_options", _json_of(options, "scheduler_options"))
         check_values(self)
-        check_known_or_class(self.scheduler, "scheduler", get_args(SchedulerName))
+        check_known_or_class(self.scheduler, "scheduler", tuple(SCHEDULERS))
+        check_known_or_class(self.scheduling_policy, "scheduling_policy", tuple(ORDERINGS))
 
     @property
     def lora_paths(self) -> dict[str, str]:

@@ -87,12 +87,13 @@ _KNOWN = (
     ),
     Platform("tpu", is_sliced=True, has_tiles=True, scans_in_place=True),
 )
-_BY_NAME = {platform.name: platform for platform in _KNOWN}
+PLATFORMS: Mapping[str, Platform] = {platform.name: platform for platform in _KNOWN}
+"""The platforms by their names."""
 
 
 def platform_named(name: str) -> Platform:
     """Return the platform of a name of JAX; an unknown one is that of an accelerator."""
-    return _BY_NAME.get(name) or Platform(name)
+    return PLATFORMS.get(name) or Platform(name)
 
 
 def platform_of(device: HasPlatform) -> Platform:

@@ -10,6 +10,7 @@ from demo.bundle import Record, draw_curve
 from demo.data import ASSISTANT, USER
 from demo.evaluation import SEED, Result, evaluate, samples
 from demo.tasks.example import HELD_OUT_EVERY
+from lab.pages.markdown import table
 from orca_jax.llm import LLM
 from orca_jax.model.transformer import Decoder
 
@@ -31,8 +32,6 @@ world. Use it for trying the server, and for nothing else.**
 ## Abilities
 Greedy decoding through the engine, on questions without part in the training:
 
-| task | right | of |
-|---|---|---|
 {abilities}
 
 A conversation is right if all its answers are. Word problems and arithmetic: every step shown is true, and the result
@@ -134,10 +133,11 @@ def write_card(
 
 
 def _table(results: dict[str, Result]) -> str:
-    return "\n".join(
-        f"| {name} | {100 * result.share:.1f} % | {len(result.answered)} |"
+    rows = [
+        (name, f"{100 * result.share:.1f} %", str(len(result.answered)))
         for name, result in results.items()
-    )
+    ]
+    return table(("task", "right", "of"), rows).rstrip()
 
 
 def _hardware() -> str:

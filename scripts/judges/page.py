@@ -4,11 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab.pages.markdown import between, table
+
 BEGIN, END = "<!-- judges: begin -->", "<!-- judges: end -->"
 HEAD = (
-    "| client | versions | checks passed | OpenAI's shapes | all passed | date, commit |\n"
-    + "|---" * 6
-    + "|\n"
+    "client",
+    "versions",
+    "checks passed",
+    "OpenAI's shapes",
+    "all passed",
+    "date, commit",
 )
 Row = tuple[str, str, str, str, str]
 
@@ -26,11 +31,15 @@ def update(page: Path, rows: Mapping[str, Row], order: Sequence[str]) -> None:
     Raises:
         SystemExit: the page lacks a mark.
     """
-    before, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    old, end, after = rest.partition(END)
-    if not (found and end):
-        raise SystemExit(f"error: {page.name} has no {BEGIN} and {END}")
-    lines = {match[1]: match[0] for match in re.finditer(r"^\| (\S+) \|.*\|$", old, re.MULTILINE)}
-    lines |= {name: f"| {name} | {' | '.join(row)} |" for name, row in rows.items()}
-    table = HEAD + "".join(f"{lines[name]}\n" for name in order if name in lines)
-    page.write_text(f"{before}{BEGIN}\n{table}{END}{after}", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    old = text.partition(BEGIN)[2].partition(END)[0]
+    lines = {
+        match[1]: match[2] for match in re.finditer(r"^\| (\S+) \| (.*) \|$", old, re.MULTILINE)
+    }
+    lines |= {name: " | ".join(row) for name, row in rows.items()}
+    kept = table(HEAD, [(name, lines[name]) for name in order if name in lines])
+    try:
+        fresh = between(text, BEGIN, END, f"\n{kept}")
+    except ValueError as error:
+        raise SystemExit(f"error: {page.name}: {error}") from None
+    page.write_text(fresh, encoding="utf-8")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from lab.pages.markdown import Page
 from orca_jax.kernels.kv_pages import RowArrays
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
@@ -29,7 +30,6 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
 from orca_jax.kernels.ragged_attention.hopper.increments import CONSUMERS
 from tests.aot.table import MEASURED, replace_table
 
-PAGE = MEASURED / "roofline.md"
 HEADER = [
     "kernel",
     "work",
@@ -191,6 +191,9 @@ def page(text: str) -> str:
     return replace_table(text, HEADER, table())
 
 
+PAGE = Page(MEASURED / "roofline.md", page, "python -m tests.aot.roofline --write")
+
+
 def main() -> None:
     """Print the table, or write the page."""
     parser = argparse.ArgumentParser(
@@ -200,7 +203,7 @@ def main() -> None:
         "--write", action="store_true", help="write the table to docs/measured/roofline.md"
     )
     if parser.parse_args().write:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write()
         return
     print("\n".join(" | ".join(cells) for cells in [HEADER, *table()]))
 

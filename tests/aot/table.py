@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lab.pages.markdown import wide_table
 from tests.project.source import ROOT
 
 MEASURED = ROOT / "docs" / "measured"
@@ -29,8 +30,7 @@ def merge_table(text: str, header: list[str], keys: int, rows: list[list[str]]) 
 
 def replace_table(text: str, header: list[str], rows: list[list[str]]) -> str:
     """Replace the table of a page; the rows keep the given order."""
-    lines = [_line(header), _line(["---"] * len(header)), *map(_line, rows)]
-    return _split(text)[0] + "\n".join(lines) + "\n"
+    return _split(text)[0] + wide_table(header, rows)
 
 
 def write_table(page: Path, header: list[str], keys: int, rows: list[list[str]]) -> None:
@@ -53,10 +53,6 @@ def _split(text: str) -> tuple[str, list[str]]:
     lines = text.splitlines(keepends=True)
     first = next((i for i, line in enumerate(lines) if line.startswith("| ")), len(lines))
     return "".join(lines[:first]), lines[first:]
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def slow_but(quick: Collection[Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:

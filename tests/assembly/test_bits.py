@@ -9,7 +9,6 @@ import pytest
 
 from orca_jax.engine import Engine
 from orca_jax.helpers.bundled import model_directory
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import SamplingParams
 from tests.kernels.native.machine import needs_library
 from tests.model import eight_heads
@@ -73,7 +72,7 @@ PLAIN: dict[str, Any] = {
 }
 # so requests are preempted
 FEW = {"num_pages": 60, "max_num_seqs": 16, "max_num_batched_tokens": 48}
-WAYS: tuple[tuple[SchedulerName, dict[str, Any]], ...] = (
+WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("chunked", {}),
     ("chunked", {"max_num_batched_tokens": 17, "max_num_seqs": 16}),
     ("chunked", FEW),

@@ -36,7 +36,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
         ({"num_pages": 0}, "num_pages", "at least 1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization", r"\(0, 1\]"),
-        ({"scheduler": "fastest"}, "scheduler", "orca, request_level"),
+        ({"scheduler": "fastest"}, "scheduler", "orca, chunked, request_level"),
         (
             {"scheduler": "chunked", "scheduling_policy": "random"},
             "scheduling_policy",

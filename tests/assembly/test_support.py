@@ -25,6 +25,7 @@ from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
+from orca_jax.values.platforms import PLATFORMS
 from orca_jax.values.speculation import SpeculativeConfig
 from tests.project.source import python_files
 
@@ -165,7 +166,7 @@ def test_every_row_is_met_and_unmet_and_the_first_unmet_one_is_named(moment: Mom
 
 
 def test_defaults_of_a_model_are_supported_on_every_platform() -> None:
-    for platform in ("cpu", "gpu", "tpu"):
+    for platform in PLATFORMS:
         facts = Facts(EngineConfig(), 2, TOY_MODEL, platform, "float32")
         check_support(
             facts,

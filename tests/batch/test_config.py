@@ -1,6 +1,7 @@
 """Flags: what contradicts itself is refused by name. And what a run shows while it works."""
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -148,3 +149,10 @@ def test_a_batch_has_a_late_target_for_tokens(
     source.write_text("one\n")
     config = parse_args(["-i", str(source), "-o", str(tmp_path / "out.jsonl"), *flags])
     assert config.server.engine.itl_target_ms == target
+
+
+def test_a_file_of_settings_may_have_a_mapping_for_the_body(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("body:\n  max_tokens: 5\n")
+    config = parse_args(["-i", "in.jsonl", "-o", "out.jsonl", "--config", str(path)])
+    assert json.loads(config.body) == {"max_tokens": 5}

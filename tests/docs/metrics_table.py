@@ -5,10 +5,9 @@ The page decides the table and the order of the metrics. A new metric begins as 
 
 import re
 
+from lab.pages.markdown import Page, line
 from orca_jax.serve.telemetry.metrics import Metrics
 from tests.project.source import ROOT
-
-PAGE = ROOT / "docs" / "operations.md"
 
 
 def renewed(text: str) -> str:
@@ -17,11 +16,12 @@ def renewed(text: str) -> str:
     for family in Metrics("demo").collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
-        rows[name] = f"| `{name}` | {family.type} | {labels} | {family.documentation} |".replace(
-            "|  |", "| |"
-        )
+        cells = [f"`{name}`", family.type, labels, family.documentation]
+        rows[name] = line(cells).replace("|  |", "| |").rstrip("\n")
     return re.sub(r"(?m)^\| `((?:orca_jax_|vllm:)\w+)`.*$", lambda found: rows[found[1]], text)
 
 
+PAGE = Page(ROOT / "docs" / "operations.md", renewed, "python -m tests.docs.metrics_table")
+
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lab.pages import ROOT
+from lab.pages.command import ROOT
 from tests.docs.pages import PAGES
 from tests.docs.words import by_page, without_parts
 
@@ -50,7 +50,7 @@ def test_the_words_written_by_hand_are_few() -> None:
 def test_a_number_of_the_readme_is_written_by_a_program_or_stands_alone() -> None:
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     assert not both(texts.pop("README.md"), texts), (
-        "write it from a JSON between markers (lab/pages.py), or once"
+        "write it from a JSON between markers (lab/pages/command.py), or once"
     )
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from orca_jax.values.config import SCHEDULERS
 from tests.test_same_tokens import (
     GPT2,
     LLAMA,
-    SCHEDULERS,
     check_together,
     few,
     greedy_jobs,

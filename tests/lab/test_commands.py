@@ -83,9 +83,9 @@ def test_help_of_earlier_benchmarks_imports_no_arrays() -> None:
 
 
 def test_the_exit_status_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.pages.run", lambda args: 1)
+    monkeypatch.setattr("lab.pages.command.run", lambda args: 1)
     assert main(["pages"]) == 1
-    monkeypatch.setattr("lab.pages.run", lambda args: None)
+    monkeypatch.setattr("lab.pages.command.run", lambda args: None)
     assert main(["pages"]) == 0
 
 

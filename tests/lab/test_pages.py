@@ -1,11 +1,11 @@
-"""Numbers between markers in pages: read from results, written again, and true in the pages of this tree."""
+"""Numbers between markers in pages are read from results, and written again."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from lab.pages import PAGES, ROOT, renewed
+from lab.pages.command import renewed
 from orca_jax.values.errors import ConfigError
 
 
@@ -29,10 +29,3 @@ def test_a_number_is_written_again(root: Path) -> None:
 def test_a_wrong_marker_is_named(what: str, root: Path) -> None:
     with pytest.raises(ConfigError, match=what):
         renewed(f"<!-- from lab: {what} -->1<!-- end -->", root)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_pages_have_the_numbers_of_the_results(name: str) -> None:
-    path = ROOT / name
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    assert renewed(text) == text, "run python -m lab pages"

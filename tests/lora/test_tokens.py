@@ -14,7 +14,7 @@ from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.model.load import load_decoder
-from orca_jax.values.config import EngineConfig, SchedulerName
+from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import RequestUpdate, SamplingParams
 from tests.lora.directories import ADAPTERS, LLAMA, RECORDED, merge, write_adapter
 from tests.model.reference import REFERENCE, mesh_of
@@ -183,7 +183,7 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
     ids=["orca", "request_level", "chunked", "preempting", "many ahead"],
 )
 def test_loaded_and_evicted_200_times_under_load(
-    scheduler: SchedulerName, settings: dict[str, object], adapters: list[Path], program_cache: str
+    scheduler: str, settings: dict[str, object], adapters: list[Path], program_cache: str
 ) -> None:
     """Each request gets the tokens that it gets alone. Nothing is compiled, and no page is lost."""
     random, expected, names = Random(7), dict[str, str](), dict[str, int]()

@@ -3,6 +3,7 @@
 import json
 import textwrap
 
+from lab.pages.markdown import Page, table
 from orca_jax.assembly.support import NEEDS, Facts
 from orca_jax.model.describe import read_model_config, refused
 from orca_jax.model.families import FAMILIES
@@ -13,7 +14,6 @@ from tests.model.describe.options import NEEDED
 from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
 
-PAGE = ROOT / "docs" / "models.md"
 MESHES = (1, 2, 4, 6)
 
 _HEAD = """# Supported models
@@ -27,8 +27,6 @@ with quantised weights of other programs are refused, but for gpt-oss in MXFP4, 
 
 LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)).
 
-| `model_type` | models | class of transformers | LoRA |
-|---|---|---|---|
 """
 _TESTED = """
 Images and sound are not supported: of a model for images and texts, the part for texts is served, and the weights of
@@ -61,19 +59,19 @@ a prefix cache, on two devices or in two stages (`tests/test_same_tokens.py`; ma
 Published weights are not part of the tests. Of the families that have no row, `tests/model/recorded` compares small
 models with random configurations in the same way.
 
-| model | layers | heads | KV heads | head dim | width | options | devices |
-|---|---|---|---|---|---|---|---|
 """
+_TESTED_HEAD = ("model", "layers", "heads", "KV heads", "head dim", "width", "options", "devices")
 
 
 def page() -> str:
     """The text of the page."""
     families = [
-        f"| `{family.name}` | {family.models} | `{family.architectures[0]}` | {_has_adapters(family)} |\n"
+        (f"`{family.name}`", family.models, f"`{family.architectures[0]}`", _has_adapters(family))
         for family in FAMILIES.values()
     ]
-    tested = _TESTED + "".join(_row(name) for name in NAMES)
-    return _HEAD + "".join(families) + tested + _types()
+    known = table(("`model_type`", "models", "class of transformers", "LoRA"), families)
+    tested = table(_TESTED_HEAD, [_row(name) for name in NAMES])
+    return f"{_HEAD}{known}{_TESTED}{tested}{_types()}"
 
 
 def num_served() -> int:
@@ -91,8 +89,7 @@ def _types() -> str:
     """The types of transformers that are refused."""
     known, refusals = _known(), refused()
     rows = [
-        f"| `{kind}` | `{near}` | {missing} |\n"
-        for kind, (near, missing) in sorted(refusals.items())
+        (f"`{kind}`", f"`{near}`", missing) for kind, (near, missing) in sorted(refusals.items())
     ]
     others = ", ".join(f"`{kind}`" for kind in sorted(known - FAMILIES.keys() - refusals.keys()))
     return f"""
@@ -101,9 +98,7 @@ def _types() -> str:
 Of the {len(known)} types in the lists of transformers 5.23 for causal language models and for images and texts,
 {num_served()} are served. These are refused by name, with the nearest served family and the part that is missing:
 
-| `model_type` | nearest | missing |
-|---|---|---|
-{"".join(rows)}
+{table(("`model_type`", "nearest", "missing"), rows)}
 The others are refused too. Most are encoders with a decoder's head, models with an encoder and a decoder, and models
 for images:
 {textwrap.fill(others, 118, break_on_hyphens=False)}.
@@ -124,7 +119,7 @@ def _has_adapters(family: Family) -> str:
     return "no" if unmet else "yes"
 
 
-def _row(name: str) -> str:
+def _row(name: str) -> tuple[str, ...]:
     config = read_model_config(REFERENCE / name)
     devices = ", ".join(str(size) for size in MESHES if can_share(config, size))
     sizes = (
@@ -134,7 +129,7 @@ def _row(name: str) -> str:
         config.head_dim,
         config.embed_dim,
     )
-    return f"| `{name}` | {' | '.join(map(str, sizes))} | {_options(config)} | {devices} |\n"
+    return (f"`{name}`", *map(str, sizes), _options(config), devices)
 
 
 def _options(config: ModelConfig) -> str:
@@ -171,6 +166,8 @@ def _experts(config: ModelConfig) -> str:
     return f"{experts.per_token} of {experts.count} experts{shared}"
 
 
+PAGE = Page(ROOT / "docs" / "models.md", lambda _: page(), "python -m tests.model.page")
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write()
     print(f"{num_served()} of {len(_known())} types are served")

@@ -332,7 +332,7 @@ def test_a_class_that_does_not_fit_is_refused(
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"must be one of orca, request_level, chunked, or FILE\.py:CLASS, got 'chunk'; did",
+        match=r"must be one of orca, chunked, request_level, or FILE\.py:CLASS, got 'chunk'; did",
     ):
         choices_of(EngineConfig(model="preset:toy", scheduler="chunk"))
 

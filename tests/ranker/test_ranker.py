@@ -20,6 +20,7 @@ from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.helpers.bundled import demo_directory, ranker_directory
 from orca_jax.model.describe import read_model_config
+from orca_jax.sched.predict import Scored
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.tools.ranker.scorer import Calibration, Scorer
 from orca_jax.tools.ranker.storage import PARAMS, load_scorer
@@ -171,7 +172,7 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
         scheduler="chunked", scheduling_policy="shortest", length_predictor="demo"
     )
     _, pool = build_scheduling(choices_of(config), model, 256, cache, 64)
-    assert pool.predictor.name == "learned"
+    assert isinstance(pool.predictor, Scored)
     with pytest.raises(ConfigError, match="vocabulary of 2048 ids") as error:
         build_scheduling(choices_of(config), TOY_MODEL, 256, cache, 64)
     assert error.value.param == "length_predictor"

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from orca_jax.assembly.choices import scheduler_kind
 from orca_jax.engine import Engine, Wait
 from orca_jax.sched.adapters import AdapterSlots
-from orca_jax.sched.blocks import by_pool
+from orca_jax.sched.blocks import by_pool, count_of
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
-from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import Choice, Scheduler, Selection
+from orca_jax.sched.scheduler import Choice, Scheduler, SchedulerSettings, Selection
 from orca_jax.sim.toy import Override, ToyExecutor
 from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup, PageShape
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
     RequestUpdate,
@@ -29,10 +27,6 @@ from orca_jax.values.step import Handle, StepPlan
 from tests.sim.oracle import toy_generate
 
 VOCAB = 61
-SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {
-    "orca": OrcaScheduler,
-    "request_level": RequestLevelScheduler,
-}
 
 
 class Shape(NamedTuple):
@@ -111,7 +105,7 @@ class Lab:
 
     def __init__(
         self,
-        name: SchedulerName = "orca",
+        name: str = "orca",
         max_bs: int = 2,
         n_workers: int = 1,
         n_slots: int = 100,
@@ -141,7 +135,10 @@ class Lab:
                 num_drafts=num_drafts,
                 num_states=num_states,
             )
-            scheduler = SCHEDULERS[name](max_bs, n_workers)
+            settings = SchedulerSettings(
+                max_bs, n_workers, max_model_len, FirstComeFirstServed, 0, count_of([0])
+            )
+            scheduler: Scheduler = scheduler_kind(name).from_settings(settings)
         else:
             per_group = shape.num_pages or rows * -(-max_model_len // page_size)
             num_blocks = fewest_blocks(groups, per_group * page_size, page_size)

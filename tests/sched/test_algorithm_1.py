@@ -17,8 +17,9 @@ from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import Handle
 from tests.sched import algorithm_1 as oracle
+from tests.sched import lab
 from tests.sched.algorithm_1 import Req, World
-from tests.sched.lab import SCHEDULERS, Lab, groups_of
+from tests.sched.lab import Lab, groups_of
 
 EOS = 7
 FEW, MANY = 50, 6000
@@ -194,5 +195,6 @@ SCHEDULERS_CHANGED = {
 def test_a_wrong_scheduler_is_found(
     change: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SCHEDULERS, "orca", mutated(orca.__file__, *change)["OrcaScheduler"])
+    wrong = mutated(orca.__file__, *change)["OrcaScheduler"]
+    monkeypatch.setattr(lab, "scheduler_kind", {"orca": wrong}.__getitem__)
     assert is_found()

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import strategies as st
 
-from orca_jax.assembly.choices import ORDERINGS
+from orca_jax.assembly.choices import ordering_kind
 from orca_jax.sched.orderings.priority import Priority
+from orca_jax.values.config import ORDERINGS
 from orca_jax.values.request import SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import Lab, Shape, run_lab
@@ -254,7 +255,7 @@ SHAPES = st.builds(
     watermark=st.integers(0, 3),
     num_pages=st.integers(26, 40),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),
-    ordering=st.sampled_from(list(ORDERINGS.values())),
+    ordering=st.sampled_from([ordering_kind(name) for name in ORDERINGS]),
     depth=st.integers(0, 4),  # more than stages
 ).map(ahead)
 

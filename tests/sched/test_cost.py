@@ -4,12 +4,13 @@ from collections import Counter
 
 import pytest
 
-from orca_jax.assembly.choices import ORDERINGS
+from orca_jax.assembly.choices import ordering_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
+from orca_jax.values.config import ORDERINGS
 from orca_jax.values.request import SamplingParams
 
 FIELDS = ("row", "in_flight", "state", "arrival_index")
@@ -20,7 +21,7 @@ def num_reads(
 ) -> int:
     """The number of reads of requests' fields in three selections over a batch of 4, after all arrivals."""
     pool = RequestPool(KVManager((num_pages,), 16, num_rows), vocab_size=9, max_model_len=64)
-    scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), n_workers=2)
+    scheduler = ChunkedScheduler(num_rows, 16, ordering_kind(name)(), n_workers=2)
     for n in range(4 + num_waiting):
         pool.add_request(str(n), [1, 2], SamplingParams(max_tokens=20), seed=0, arrival=float(n))
     counts: Counter[str] = Counter()

@@ -13,7 +13,6 @@ from orca_jax.sched import plan, prefix
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import PrefixCache
 from orca_jax.sim.toy_memory import toy_span
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import SpannedPrompt
 from tests.sched.drafts.test_scheduler import speculative_lab
@@ -30,7 +29,7 @@ GROUPS = {
     "windows alone": groups_of(4),
     "full alone": groups_of(None, None),
 }
-KINDS: dict[str, tuple[SchedulerName, dict[str, Any], bool]] = {
+KINDS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "orca": ("orca", {"n_workers": 1}, False),
     "orca, two in flight": ("orca", {"n_workers": 2}, False),
     "orca, speculation": ("orca", {"n_workers": 1}, True),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.assembly.choices import ORDERINGS
+from orca_jax.assembly.choices import ordering_kind
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.deadline import PATIENCE, EarliestDeadline
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
@@ -20,6 +20,7 @@ from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
 from orca_jax.sched.pool import ClientBound, RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
+from orca_jax.values.config import ORDERINGS
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import MAX_PRIORITY, SamplingParams, Urgency
 from tests.run.examples import holds_for
@@ -115,7 +116,9 @@ BY_HAND = {
 @pytest.mark.parametrize("case", BY_HAND)
 def test_by_hand(case: str) -> None:
     name, max_bs, requests, iterations = BY_HAND[case]
-    lab = Lab(max_bs=max_bs, page_size=2, shape=ONE._replace(ordering=ORDERINGS[name], num_pages=8))
+    lab = Lab(
+        max_bs=max_bs, page_size=2, shape=ONE._replace(ordering=ordering_kind(name), num_pages=8)
+    )
     for request in requests.split(", "):
         request_id, wish, lengths = request.split()
         num_prompt, _, max_tokens = lengths.partition("+")
@@ -165,7 +168,7 @@ class Watched(Lab):
 
     def __init__(self, name: str, max_bs: int, page_size: int, shape: Shape) -> None:
         shape = shape._replace(
-            ordering=ORDERINGS[name], num_pages=-(-(shape.num_pages or 0) // page_size)
+            ordering=ordering_kind(name), num_pages=-(-(shape.num_pages or 0) // page_size)
         )
         super().__init__(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape)
         select = self.scheduler.inner.select
@@ -320,7 +323,7 @@ def test_the_longest_waits_for_few(wishes: list[tuple[float, int, int]]) -> None
 @pytest.mark.parametrize("name", ORDERINGS)
 def test_thousands_wait(name: str) -> None:
     """A selection reads few of the requests; aborted ones leave nothing behind."""
-    queue = ORDERINGS[name]().queue()
+    queue = ordering_kind(name)().queue()
     pool = RequestPool(KVManager((100,), 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
     wishes = [
@@ -343,7 +346,7 @@ def test_thousands_wait(name: str) -> None:
 @pytest.mark.parametrize("name", ["priority", "deadline", "fair"])
 def test_aborted_requests_at_the_end_of_the_queue_are_dropped(name: str) -> None:
     """Under load the end of the queue may never be reached, and its requests hold prompts."""
-    queue = ORDERINGS[name]().queue()
+    queue = ordering_kind(name)().queue()
     pool = RequestPool(KVManager((100,), 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
     first = pool.add_request(

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import strategies as st
 
 from orca_jax.sched.request import Request, State
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab
@@ -267,7 +266,7 @@ def test_request_level(
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
 @holds_for(60, arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
-def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs: int) -> None:
+def test_iterations_by_hand(name: str, arrivals: list[Arrival], max_bs: int) -> None:
     """With all requests at once and no aborts, the number of iterations follows from the lengths."""
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])
     lengths = []

@@ -9,17 +9,16 @@ source without importing it, so their arguments must be plain strings.
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
+from lab.pages.markdown import Page, between, escaped, table
 from orca_jax.serve.openai.schema import PARSERS
 from orca_jax.serve.openai.schema.components import described
 from orca_jax.serve.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
 
-PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
 METHODS = ("get", "post", "delete")
@@ -92,36 +91,37 @@ def marked(node: ast.AST, file: SourceFile) -> Iterator[str]:
             yield str(argument.value)
 
 
-def rows(prefix: str, found: Mapping[str, list[str]]) -> Iterator[str]:
-    """The lines of one table."""
+def rows(prefix: str, found: Mapping[str, list[str]]) -> Iterator[Sequence[str]]:
+    """The rows of one table."""
     for item, text in items().items():
         name = item.removeprefix(f"{prefix}.")
         if (name != item) if prefix else " /" in item:
             tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in found.get(item, ()))
-            yield f"| `{name}` | {text.replace('|', '\\|')} | {tests} |\n"
+            yield f"`{name}`", escaped(text), tests
 
 
 def tables() -> str:
     """The text between the marks of the page."""
     found = marks()
-    head = "| {} | what it does here | tested by, under `tests/` |\n|---|---|---|\n"
-    parts = ["### Routes\n\n", head.format("route"), *rows("", found)]
+    head = ("what it does here", "tested by, under `tests/`")
+    parts = [f"### Routes\n\n{table(('route', *head), rows('', found))}"]
     for route in PARSERS:
-        parts += [f"\n### `{route}`\n\n", head.format("field"), *rows(prefix_of(route), found)]
-    return "".join(parts)
+        fields = table(("field", *head), rows(prefix_of(route), found))
+        parts.append(f"### `{route}`\n\n{fields}")
+    return "\n".join(parts)
 
 
 def page(text: str) -> str:
     """The page with current tables."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin and end, f"the page has no {BEGIN} and {END}"
-    return f"{before}{BEGIN}\n{tables()}{END}{after}"
+    return between(text, BEGIN, END, f"\n{tables()}")
 
 
-def main(path: Path = PAGE) -> int:
+PAGE = Page(ROOT / "docs" / "conformance.md", page, "python -m tests.serve.conformance")
+
+
+def main() -> int:
     """Write the page; return 1 if a row has no test."""
-    path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write()
     untested = sorted(set(items()) - set(marks()))
     for item in untested:
         print(f"no test: {item}", file=sys.stderr)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.link.open_files import MAX_OPEN_FILES
 from orca_jax.sched.orderings.deadline import PATIENCE
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP
@@ -22,7 +21,7 @@ from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
 from orca_jax.tools.plan.__main__ import make_parser as plan_parser
 from orca_jax.tools.timeline.__main__ import make_parser as timeline_parser
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import ORDERINGS, EngineConfig
 from orca_jax.values.request import MAX_PRIORITY
 from tests.project.source import ROOT
 

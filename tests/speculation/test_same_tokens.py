@@ -6,7 +6,6 @@ import pytest
 
 from orca_jax.sched.drafts.gain import IterationTimes
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import SamplingParams
 from tests.test_same_tokens import (
     GPT2,
@@ -54,7 +53,7 @@ WITH_EXTRAS = SamplingParams(
     ],
 )
 def test_proposals_do_not_matter(
-    scheduler: SchedulerName,
+    scheduler: str,
     devices: int,
     settings: dict[str, object],
     proposals: dict[str, object],
@@ -102,7 +101,7 @@ def test_proposals_do_not_matter(
 def test_a_draft_model_does_not_matter(
     target: str,
     draft: str,
-    scheduler: SchedulerName,
+    scheduler: str,
     devices: int,
     settings: dict[str, object],
     program_cache: str,

@@ -6,7 +6,7 @@ import msgspec
 
 from orca_jax.timeline.read import Timeline, members, parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
-from orca_jax.values.config import CacheConfig, EngineConfig, SchedulerName
+from orca_jax.values.config import CacheConfig, EngineConfig
 from orca_jax.values.speculation import SpeculativeConfig
 from tests.sched.lab import Lab, Shape
 
@@ -18,7 +18,7 @@ class TracedLab(Lab):
 
     def __init__(
         self,
-        name: SchedulerName = "orca",
+        name: str = "orca",
         *,
         shape: Shape | None = None,
         speculative: SpeculativeConfig | None = None,

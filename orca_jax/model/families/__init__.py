@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from orca_jax.model.families.base import Family
-from orca_jax.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from orca_jax.model.families.dense.biased_heads import BIASED_HEADS
 from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
 from orca_jax.model.families.dense.gpts import BIOGPT, GPT_BIGCODE, GPT_NEO, STARCODER2
@@ -19,18 +18,19 @@ from orca_jax.model.families.gpt_neox import GPT_NEOX
 from orca_jax.model.families.images.models import WRAPPERS
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
-from orca_jax.model.families.mixtral import MIXTRAL
+from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
+from orca_jax.model.families.mixtures.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.near_qwen import NEAR_QWEN
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
+from orca_jax.model.families.mixtures.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
 from orca_jax.model.families.mixtures.softmax import SOFTMAX
 from orca_jax.model.families.olmo import FLEX_OLMO, OLMO2, OLMO3, OLMOE
 from orca_jax.model.families.opt import OPT
 from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
-from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from orca_jax.model.families.states.bamba import BAMBA
 from orca_jax.model.families.states.falcon_h1 import FALCON_H1
 from orca_jax.model.families.states.granite import GRANITES
@@ -117,4 +117,4 @@ _ALL = (
 )
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (*_ALL, *WRAPPERS)}
-"""By `model_type` of config.json. A new family is a new file here."""
+"""By `model_type` of config.json. A new family is a new file in a folder below, and a row here."""

@@ -46,12 +46,10 @@ class Ordering(ABC):
     (`policy.Order`) may break both rules: the guard of policies stands behind them.
 
     Attributes:
-        name: the value of `--scheduling-policy`.
         reads: names of the fields of `policy.RequestView` that it needs from callers or predictors.
         charge: counts the tokens chosen for a request; a newcomer has no row yet. None: the order does not need it.
     """
 
-    name: str
     reads: frozenset[str] = frozenset()
     charge: Callable[[Request, int], None] | None = None
 

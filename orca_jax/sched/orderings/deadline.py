@@ -15,7 +15,6 @@ class EarliestDeadline(KeyOrdering):
     that set a deadline ends its request then.
     """
 
-    name = "deadline"
     reads = frozenset({"deadline"})
 
     def key(self, request: Request, now: float) -> tuple[float, ...]:

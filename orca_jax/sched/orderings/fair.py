@@ -33,7 +33,6 @@ class FairShare(Ordering):
             starts like a new one, so unused names cost no memory.
     """
 
-    name = "fair"
     reads = frozenset({"tenant"})
 
     def __init__(self, max_idle: int = 4096) -> None:

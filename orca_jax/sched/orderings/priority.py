@@ -16,7 +16,6 @@ class Priority(KeyOrdering):
     of urgent requests keeps all others waiting for ever.
     """
 
-    name = "priority"
     reads = frozenset({"priority"})
 
     def key(self, request: Request, now: float) -> tuple[float, ...]:

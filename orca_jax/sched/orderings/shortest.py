@@ -21,7 +21,6 @@ class ShortestFirst(KeyOrdering):
     beside the increments of all others.
     """
 
-    name = "shortest"
     reads = frozenset({"predicted"})
 
     def key(self, request: Request, now: float) -> tuple[float, ...]:

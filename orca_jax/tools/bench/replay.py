@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-from orca_jax.assembly.choices import PREDICTORS, choices_of
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.support import adapted, check_settings
 from orca_jax.flags import add_setting_args
 from orca_jax.helpers.processor import cpu_name
@@ -37,7 +37,7 @@ from orca_jax.tools.bench.virtual import FIRST_ID, SimulatedRequest, VirtualDevi
 from orca_jax.tools.timeline.fit import fit_cost
 from orca_jax.tools.timeline.flags import add_file_args
 from orca_jax.tools.timeline.views import write_views
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import PREDICTORS, EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import Urgency
 
@@ -228,7 +228,7 @@ def _predictor(
         )
     if name is None or name in PREDICTORS or name != timeline.head.config.length_predictor:
         return None
-    return Oracle({str(index): each.predicted for index, each in enumerate(arrivals)}, name)
+    return Oracle({str(index): each.predicted for index, each in enumerate(arrivals)})
 
 
 def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:

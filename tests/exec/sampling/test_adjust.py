@@ -1,7 +1,7 @@
 """Bias, penalties and masks against the formulas of OpenAI and Hugging Face, on one device and on shards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 
 import jax
@@ -47,17 +47,22 @@ def extras_of(rows: Sequence[Row]) -> Extras:
             list(row.bias),
             list(row.bias.values()),
         )
+    integers = {
+        "num_prompt": [len(row.prompt) for row in rows],
+        "wants_logprobs": [row.wants_logprobs for row in rows],
+        "has_target": [row.target is not None for row in rows],
+        "target": [row.target or 0 for row in rows],
+    }
+    numbers = {
+        each.name: [getattr(row, each.name) for row in rows]
+        for each in fields(Row)
+        if isinstance(each.default, float)
+    }
     return Extras(
-        *(
-            jnp.array([getattr(row, name) for row in rows], jnp.float32)
-            for name in Extras._fields[:3]
-        ),
-        jnp.array([len(row.prompt) for row in rows], jnp.int32),
-        jnp.asarray(ids),
-        jnp.asarray(values),
-        jnp.array([row.wants_logprobs for row in rows], jnp.int32),
-        jnp.array([row.target is not None for row in rows], jnp.int32),
-        jnp.array([row.target or 0 for row in rows], jnp.int32),
+        bias_id=jnp.asarray(ids),
+        bias=jnp.asarray(values),
+        **{name: jnp.array(column, jnp.int32) for name, column in integers.items()},
+        **{name: jnp.array(column, jnp.float32) for name, column in numbers.items()},
     )
 
 
@@ -148,7 +153,7 @@ def test_every_formula_on_every_mesh(devices: int) -> None:
     """On eight shards each one has a single block of the vocabulary."""
     for start in range(0, len(TABLE), ROWS):
         rows = TABLE[start : start + ROWS]
-        logits = some_logits(start)
+        logits = some_logits(start, len(rows))
         expected = np.stack([oracle(*pair) for pair in zip(logits, rows, strict=True)])
         np.testing.assert_allclose(
             changed(logits, rows, devices)[:, :VOCAB], expected[:, :VOCAB], rtol=1e-5, atol=1e-5

@@ -11,7 +11,6 @@ import pytest
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.values.errors import ConfigError
 from tests.model.describe.options import GPT2, LLAMA
-from tests.model.page import PAGE, page
 from tests.project.source import ROOT
 
 # name: layers, embed, heads, KV heads, MLP, vocabulary, positions
@@ -87,10 +86,6 @@ def test_end_tokens_of_both_files_count(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (7,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert read_model_config(tmp_path).eos_token_ids == (7, 9)
-
-
-def test_the_page_of_models_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.model.page"
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -9,7 +9,6 @@ from orca_jax.sched.drafts.proposer import Wish
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
 from orca_jax.sched.request import Request
 from orca_jax.sim.toy import Override, ToyExecutor
-from orca_jax.values.config import SchedulerName
 from orca_jax.values.request import SamplingParams
 from tests.sched.drafts.test_scheduler import LIMITS
 from tests.sched.lab import VOCAB, Lab, Shape
@@ -79,7 +78,7 @@ def test_acceptance_is_learnt_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", ["chunked", "orca", "request_level"])
-def test_tokens_are_those_without_speculation(name: SchedulerName) -> None:
+def test_tokens_are_those_without_speculation(name: str) -> None:
     """The draft model is wrong after every fifth token; most proposals of four ids are cut."""
     sizes = {"shape": Shape(num_pages=18)} if name == "chunked" else {"n_slots": 300}
     lab = Lab(name, max_bs=3, **sizes)

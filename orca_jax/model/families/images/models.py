@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from orca_jax.model.families.deepseek import DEEPSEEK_V3
 from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
 from orca_jax.model.families.dense.pairs import COHERE2
 from orca_jax.model.families.dense.partly_rotated import EXAONE4
@@ -11,10 +10,11 @@ from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL3, MISTRAL
+from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V3
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
 from orca_jax.model.families.mixtures.near_qwen import ARIA_TEXT
+from orca_jax.model.families.mixtures.qwen_moe import QWEN3_MOE
 from orca_jax.model.families.qwen import QWEN2, QWEN3
-from orca_jax.model.families.qwen_moe import QWEN3_MOE
 from orca_jax.model.families.states.lfm import LFM2
 from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 

@@ -1,1 +1,1 @@
-"""Families with experts that are near to another family."""
+"""Families with experts."""

@@ -9,7 +9,7 @@ from orca_jax.model.families.base import Family, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.dense.partly_rotated import rotated_windows
 from orca_jax.model.families.experts import HARMLESS, read_experts
-from orca_jax.model.families.mixtral import expert_weights
+from orca_jax.model.families.mixtures.mixtral import expert_weights
 from orca_jax.model.families.mixtures.sigmoid import (
     GROUPED_KEYS,
     dense_layers_first,

@@ -15,7 +15,7 @@ from orca_jax.model.families.dense.hunyuan import (
 )
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
-from orca_jax.model.families.mixtral import expert_weights as mixtral_experts
+from orca_jax.model.families.mixtures.mixtral import expert_weights as mixtral_experts
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import (
     HfConfig,

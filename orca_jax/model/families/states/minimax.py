@@ -3,8 +3,9 @@
 import re
 from dataclasses import replace
 
-from orca_jax.model.families import experts, llama, mixtral
+from orca_jax.model.families import experts, llama
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, rows_if
+from orca_jax.model.families.mixtures import mixtral
 from orca_jax.model.families.values import HfConfig, get_float
 from orca_jax.model.families.windows import read_layer_types
 from orca_jax.values.config import ModelConfig

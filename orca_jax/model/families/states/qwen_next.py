@@ -10,7 +10,7 @@ from typing import Any
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import JoinedPart, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.qwen_moe import moe_weights
+from orca_jax.model.families.mixtures.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 from orca_jax.values.config import ModelConfig

@@ -18,17 +18,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import control_plane, support_page, workers
+from lab import control_plane, workers
+from lab.pages import support
+from lab.pages.markdown import Page, wide_table
 from lab.peers import files_page
 from lab.peers import page as peers_page
-from lab.real.page import held_out, measured, table
+from lab.real.page import held_out, measured
 from lab.reproduce import baselines, blocks
 from lab.shelf import burst
 from lab.shelf import page as shelf
 from orca_jax.serve.openapi import openapi_document
 from orca_jax.values.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "shelf")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
@@ -71,7 +73,7 @@ def schedulers() -> str:
     ]
     head += ["largest TTFT, s", "median gap between tokens, ms", "p99 gap, ms"]
     command = found["command"].replace("python -m orca_jax.bench", "orca-jax bench")
-    return f"{table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
+    return f"{wide_table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
 
 
 def routes() -> str:
@@ -82,7 +84,7 @@ def routes() -> str:
         for method, each in one.items():
             if "summary" in each:
                 rows.append([f"`{method.upper()} {path}`", each["summary"]])
-    return table(["route", "answer"], rows)
+    return wide_table(["route", "answer"], rows)
 
 
 def _rounded(value: float) -> str:
@@ -93,7 +95,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "baselines": baselines.block,
     "beyond": blocks.beyond,
     "claims": blocks.claims,
-    "commands": support_page.commands,
+    "commands": support.commands,
     "control": control_plane.block,
     "errors": blocks.errors,
     "held_out": held_out,
@@ -107,7 +109,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "shelf_about": shelf.about,
     "shelf_burst": burst.block,
     "shelf_policies": shelf.policies,
-    "support": support_page.block,
+    "support": support.block,
     "what_if": blocks.what_if,
     "workers": workers.block,
 }
@@ -129,15 +131,17 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a marker names something that does not exist.
     """
     old = []
-    for path in [ROOT / name for name in PAGES if (ROOT / name).exists()]:
-        text = path.read_text(encoding="utf-8")
-        fresh = renewed(text)
-        if fresh != text:
-            old.append(path.name)
-            if not args.check:
-                path.write_text(fresh, encoding="utf-8")
+    for page in [page for page in pages() if page.path.exists() and page.is_old()]:
+        old.append(page.path.name)
+        if not args.check:
+            page.write()
     print(f"{'old' if args.check else 'written'}: {', '.join(old) or 'none'}")
     return int(args.check and bool(old))
+
+
+def pages() -> list[Page]:
+    """The pages with markers."""
+    return [Page(ROOT / name, renewed, "python -m lab pages") for name in PAGES]
 
 
 def renewed(text: str, root: Path = ROOT) -> str:

@@ -1,0 +1,1 @@
+"""The pages with recorded numbers, and the parts that all generated pages share."""
