@@ -1,10 +1,10 @@
-"""Few programs for commands in this process, and the shared server of tests/serve for those that call one."""
+"""Few programs for commands in this process, which then is as before."""
 
 import pytest
 
-from tests.serve.conftest import process_as_before, server
+from tests.serve.conftest import process_as_before
 
-__all__ = ["process_as_before", "server"]
+__all__ = ["process_as_before"]
 
 
 @pytest.fixture(autouse=True)
