@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from tests.records import is_record
 from tests.run.rewriting import rewrite_share
 from tests.serve.shared import anyio_backend, idle_server, server
 from tests.shapes.hook import check_shapes
@@ -99,8 +100,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, 4)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`."""
+    """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`.
+
+    Mark tests that have a record: tests/records.py.
+    """
+    for item in items:
+        if is_record(item):
+            item.add_marker("record")
     platform = config.getoption("platform")
     for marker, needed in (("gpu", "cuda"), ("tpu", "tpu")):
         if needed == platform:
