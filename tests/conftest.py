@@ -13,9 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from tests.records import is_record
 from tests.run.rewriting import rewrite_share
+from tests.serve.shared import anyio_backend, idle_server, server
 from tests.shapes.hook import check_shapes
 
+__all__ = ["anyio_backend", "idle_server", "server"]
 FAKE_CPU_DEVICES = 8
 CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.tools.ranker")
 
@@ -42,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cpu",
         help="where tests run; cpu means fake devices",
     )
+    parser.addoption(
+        "--optimised",
+        action="store_true",
+        help="compile all programs as users do, which takes twice as long",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if platform == "cpu":
         jax.config.update("jax_num_cpu_devices", FAKE_CPU_DEVICES)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
+    is_quick = platform == "cpu" and not config.getoption("optimised")
+    jax.config.update("jax_disable_most_optimizations", is_quick)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -90,8 +100,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, 4)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`."""
+    """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`.
+
+    Mark tests that have a record: tests/records.py.
+    """
+    for item in items:
+        if is_record(item):
+            item.add_marker("record")
     platform = config.getoption("platform")
     for marker, needed in (("gpu", "cuda"), ("tpu", "tpu")):
         if needed == platform:
@@ -162,12 +179,20 @@ def few_programs(narrow_samplers: None, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def quick_compiles() -> Iterator[None]:
-    """Compile without most of LLVM's work, in half of the time.
+    """Compile without most of LLVM's work, in half of the time, also with --optimised.
 
-    For tests that tokens do not depend on the scheduler or the pages: any correct program will do. Not for tests of
-    numbers or memory: these need the programs that users run.
+    For tests that tokens do not depend on the scheduler or the pages: any correct program will do.
     """
-    from tests.programs import compiled_quickly
+    from tests.programs import compiled_with
 
-    with compiled_quickly():
+    with compiled_with(optimised=False):
+        yield
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """Compile the programs that users run: for tests of memory, and of bits that depend on a program."""
+    from tests.programs import compiled_with
+
+    with compiled_with(optimised=True):
         yield

@@ -131,13 +131,14 @@ def compiled_late() -> Iterator[None]:
 
 
 @contextmanager
-def compiled_quickly() -> Iterator[None]:
-    """Compile without most of LLVM's work."""
-    jax.config.update("jax_disable_most_optimizations", True)
+def compiled_with(*, optimised: bool) -> Iterator[None]:
+    """Compile with or without most of LLVM's work."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", not optimised)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def _late_programs(programs: Programs, *_: object) -> dict[ProgramName, _Late]:

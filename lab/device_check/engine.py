@@ -19,6 +19,7 @@ from lab.device_check.trace import throughput, trace_of
 from orca_jax.tools.bench.workload.generate import WorkloadRequest
 
 NEEDED = ("llguidance", "msgspec", "shtab", "starlette", "structlog", "uvicorn", "zmq")
+MODEL = "demo"
 PROMPT = "Once there was"
 SERVER_SECONDS = 75  # for its start; the part has twice as much
 STOP_SECONDS = 15
@@ -31,8 +32,8 @@ def engine(what: str, setting: Setting, write: Write) -> None:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         write(skipped=f"{', '.join(missing)} not installed")
         return
-    attempt(write, partial(serve_once, setting), system="server", model="demo")
-    attempt(write, partial(generate, setting, "demo", {}), system="LLM", model="demo")
+    attempt(write, partial(serve_once, setting), system="server", model=MODEL)
+    attempt(write, partial(generate, setting, MODEL, {}), system="LLM", model=MODEL)
     if not setting.dry_run:
         attempt(
             write, partial(generate, setting, f"preset:{what}", SIZES), system="LLM", model=what
@@ -44,7 +45,7 @@ def serve_once(setting: Setting) -> Found:
     start = time.perf_counter()
     with running_server(setting.work) as url:
         found: Found = {"start_s": time.perf_counter() - start}
-        asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 16, "temperature": 0}
+        asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 16, "temperature": 0}
         body = json.dumps(asked).encode()
         answer = fetch(Request(f"{url}/v1/completions", body, {"content-type": "application/json"}))
         found |= {
@@ -70,9 +71,9 @@ def running_server(work: Path) -> Iterator[str]:
         "-m",
         "orca_jax.serve",
         "--model",
-        "demo",
+        MODEL,
         "--compile-cache",
-        str(work / "engine"),
+        programs_of(work),
     ]
     with log.open("wb") as out:
         process = subprocess.Popen([*command, *options], stdout=out, stderr=out)
@@ -85,6 +86,11 @@ def running_server(work: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def programs_of(work: Path) -> str:
+    """The directory of compiled programs of a run."""
+    return str(work / "engine")
 
 
 def address(process: "subprocess.Popen[bytes]", log: Path) -> str:
@@ -119,7 +125,7 @@ def generate(setting: Setting, model: str, sizes: dict[str, Any]) -> Found:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     start = time.perf_counter()
-    llm = LLM(model=model, progress=False, compile_cache=str(setting.work / "engine"), **sizes)
+    llm = LLM(model=model, progress=False, compile_cache=programs_of(setting.work), **sizes)
     try:
         found: Found = {"start_s": time.perf_counter() - start, "line": lines[-1]}
         if jax.default_backend() != setting.kind and not setting.dry_run:

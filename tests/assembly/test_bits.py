@@ -152,6 +152,7 @@ def test_bits_follow_from_the_tokens_of_a_request(tmp_path: Path, program_cache:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("model", ["demo", *MODELS], indirect=True)
 def test_bits_of_many_requests(model: str, types: str, program_cache: str) -> None:

@@ -11,6 +11,7 @@ from tests.serve.running import Server, running
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before records are found, and before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):

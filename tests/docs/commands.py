@@ -22,7 +22,7 @@ OTHERS = frozenset(
 )
 _PYTHON = re.compile(r"(?:\.venv/bin/)?python3?(?:\.\d+)?$")
 _SETTING = re.compile(r"[A-Z_]+=\S*$")
-_NEWLINE = "\u2424"
+NEWLINE = "\u2424"
 _ENDS = frozenset("();|&")  # and runs of these
 _FILES = frozenset({">", ">>", "<"})
 
@@ -34,16 +34,16 @@ class _ParsedError(BaseException):
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the simple commands of a shell block, without settings of variables, `time` and redirections."""
     lexer = shlex.shlex(
-        text.replace("\\\n", " ").replace("\n", f" {_NEWLINE} "),
+        text.replace("\\\n", " ").replace("\n", f" {NEWLINE} "),
         posix=True,
         punctuation_chars="();<>|&",
     )
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
     in_comment = is_file = False
-    for word in [*lexer, _NEWLINE]:
-        in_comment = word != _NEWLINE and (in_comment or word.startswith("#"))
-        if word == _NEWLINE or set(word) <= _ENDS:
+    for word in [*lexer, NEWLINE]:
+        in_comment = word != NEWLINE and (in_comment or word.startswith("#"))
+        if word == NEWLINE or set(word) <= _ENDS:
             while words and (_SETTING.match(words[0]) or words[0] in ("time", "do")):
                 words = words[1:]
             if words:

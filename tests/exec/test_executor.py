@@ -29,7 +29,7 @@ from orca_jax.values.errors import CompileWhileServingError, ConfigError
 from orca_jax.values.platforms import platform_named
 from orca_jax.values.startup import StartTimes
 from orca_jax.values.step import Member, RowSampling, StepPlan
-from tests.programs import compiled_quickly
+from tests.programs import compiled_with
 from tests.sampling import GREEDY, row_sampling
 
 MODEL = ModelConfig(
@@ -75,7 +75,7 @@ def make_executor(
 
 def narrow_executor(program_cache: str) -> JaxExecutor:
     """An executor with the operations that users run, but LLVM's quick work, and no samplers wider than 8 rows."""
-    with pytest.MonkeyPatch.context() as patch, compiled_quickly():
+    with pytest.MonkeyPatch.context() as patch, compiled_with(optimised=False):
         patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
         return make_executor(program_cache, buckets=(8,))
 

@@ -30,6 +30,8 @@ from tests.covering import covering
 from tests.exec.best_fit import BestFit, OutOfMemory
 from tests.project.source import ROOT
 
+pytestmark = pytest.mark.usefixtures("optimised")  # memory is that of programs of users
+
 LLAMA = read_model_config("preset:llama-3-8b")
 QWEN = replace(
     LLAMA,

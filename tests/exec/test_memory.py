@@ -14,6 +14,8 @@ from orca_jax.exec.memory import claim_memory, limit_threads, usable_bytes
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.platforms import platform_named
 
+pytestmark = pytest.mark.usefixtures("optimised")  # memory is that of programs of users
+
 CARD = 100_000
 NEW, OLD = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 

@@ -17,6 +17,8 @@ from orca_jax.exec.host_memory import give_back, use_large_pages
 from orca_jax.exec.untouched import untouched
 from orca_jax.model.load import tensor_mesh
 
+pytestmark = pytest.mark.usefixtures("optimised")  # memory is that of programs of users
+
 SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -160,13 +160,6 @@ def test_the_example_in_an_engine(example: Path, devices: int) -> None:
     assert whole.argmax(axis=1)[len(prompt) - 1 : -1].tolist() == ids
 
 
-@pytest.mark.usefixtures("few_programs", "compiled_when_used")
-def test_the_example_as_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    module: Any = sys.modules[own_class(EXAMPLE).__module__]
-    module.main()
-    assert capsys.readouterr().out.startswith("One (")
-
-
 def plain_directory(folder: Path) -> Path:
     (folder / "config.json").write_text('{"context": 48}')
     draw = np.random.default_rng(0)

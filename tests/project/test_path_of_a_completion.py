@@ -37,7 +37,7 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.step import Member
 from tests.exec.test_executor import PROMPT, make_executor, plan
-from tests.programs import compiled_late, compiled_quickly
+from tests.programs import compiled_late, compiled_with
 from tests.sampling import GREEDY
 from tests.serve.running import MODEL, Server, running, wait_until
 
@@ -129,7 +129,7 @@ def files_of_one_call(
 @contextlib.contextmanager
 def small_executor(program_cache: str) -> Iterator[JaxExecutor]:
     """An executor with one sampler of each kind, which compiles its programs at their first launch."""
-    with pytest.MonkeyPatch.context() as patch, compiled_late(), compiled_quickly():
+    with pytest.MonkeyPatch.context() as patch, compiled_late(), compiled_with(optimised=False):
         patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
         executor = make_executor(program_cache, buckets=(8,))
         yield executor

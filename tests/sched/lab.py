@@ -94,9 +94,11 @@ class RecordingExecutor(ToyExecutor):
             num_states=num_states,
         )
         self.plans: list[StepPlan] = []
+        self.shown: list[str] = []
 
     def submit(self, plan: StepPlan) -> Handle:
         self.plans.append(plan)
+        self.shown.append(" ".join(_shown(plan)))
         return super().submit(plan)
 
 
@@ -230,7 +232,7 @@ class Lab:
 
         `+2` marks two proposals.
         """
-        return [" ".join(_shown(plan)) for plan in self.executor.plans]
+        return self.executor.shown
 
     def expected(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """The tokens of a request that runs alone; its seed is in `params` or has no effect."""

@@ -18,6 +18,8 @@ from tests.exec.test_groups import PAGE_SIZE, ROWS
 from tests.model.states.hybrids import write
 from tests.model.states.test_launches import NUM_STATES, executor_of
 
+pytestmark = pytest.mark.usefixtures("optimised")  # memory is that of programs of users
+
 LATENT = 27 * (512 + 64) * 2
 """Bytes of a token of DeepSeek-V2-Lite: in each layer a latent and a rotated key in bfloat16, for all heads."""
 ATTENDED = 8 * 2 * 4 * 256 * 2

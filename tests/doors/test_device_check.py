@@ -1,0 +1,48 @@
+"""Each kind of part of `scripts/gpu_check` and `scripts/tpu_check` measures: its shortest one, in this process.
+
+tests/project/test_device_check.py runs all parts as dry runs, slowly.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from lab.device_check import engine, serving, tune, variants
+from lab.device_check.__main__ import part_of
+from lab.device_check.part import Kind, Setting
+from lab.device_check.runner import PARTS
+from lab.real import quiet
+
+SHORTEST: dict[str, tuple[Kind, str]] = {}
+for part, kind in sorted(
+    ((part, kind) for kind, parts in PARTS.items() for part in parts),
+    key=lambda each: each[0].seconds,
+):
+    name = part.kind or part.name
+    SHORTEST.setdefault(name.partition(":")[0], (kind, name))
+
+
+@pytest.fixture(autouse=True)
+def less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure one variant and one size with the toy, once and at once: each takes the same path."""
+    monkeypatch.setattr(engine, "MODEL", "preset:toy")
+    monkeypatch.setattr(engine, "programs_of", lambda work: "auto")
+    monkeypatch.setattr(serving, "figure_10", partial(serving.figure_10, loads=(0.9,)))
+    monkeypatch.setattr(variants, "VARIANTS", dict(list(variants.VARIANTS.items())[:1]))
+    monkeypatch.setattr(tune, "INCREMENTS", tune.INCREMENTS[:1])
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests have programs
+    monkeypatch.setattr(quiet, "ATTEMPTS", 1)
+    monkeypatch.setattr(quiet.Quiet, "_calm_down", lambda watch: None)
+
+
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
+@pytest.mark.parametrize(("kind", "name"), SHORTEST.values())
+def test_a_part_measures(kind: Kind, name: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    measure, _, what = name.partition(":")
+    setting = Setting(kind, dry_run=True, work=tmp_path)
+    part_of(measure)(what, setting, lambda **row: rows.append(row))
+    assert rows and not [row for row in rows if "error" in row]

@@ -1,0 +1,111 @@
+"""Records: tests that take longer than a few minutes, with the date and the commit of their last run.
+
+    .venv/bin/python -m tests.records             prints the table; fails if a record is missing or too old
+    .venv/bin/python -m tests.records run [FILE]  runs the tests of a file, or of all, and writes their records
+
+A slow test with a limit of its own above `LIMIT` seconds has the mark `record`: `-m "slow and not record"` leaves it
+out, and `-m record` selects it. records.toml has a row for each such file.
+"""
+
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).with_name("records.toml")
+LIMIT = 300
+MOST_COMMITS = 30
+
+
+@dataclass(frozen=True)
+class Record:
+    """The last run of a file of tests that passed."""
+
+    path: str
+    covers: tuple[str, ...]  # folders and files of the package and the laboratory
+    date: str = ""
+    commit: str = ""  # of the code that was tested; empty: not run yet
+    minutes: float = 0.0
+
+    def age(self) -> int | None:
+        """Commits since the run that changed what is covered; None without a run, or if its commit is gone."""
+        if not self.commit:
+            return None
+        words = ["rev-list", "--count", f"{self.commit}..HEAD", "--", *self.covers]
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return int(done.stdout) if done.returncode == 0 else None
+
+    def line(self) -> str:
+        """A row of the printed table."""
+        age = self.age()
+        commits = "no record" if age is None else f"{age:3} commits ago"
+        return f"{self.path:45} {self.date:10} {self.commit:10} {self.minutes:5.1f} min  {commits}"
+
+
+def is_record(item: pytest.Item) -> bool:
+    """True for a slow test with a limit above `LIMIT`, which is not for a device or an absent compiler."""
+    others = ("gpu", "tpu", "aot", "browser", "ray")
+    if item.get_closest_marker("slow") is None or any(map(item.get_closest_marker, others)):
+        return False
+    limit = item.get_closest_marker("timeout")
+    return limit is not None and limit.args[0] > LIMIT
+
+
+def records(table: Path = TABLE) -> list[Record]:
+    """The rows of the table."""
+    rows = tomllib.loads(table.read_text(encoding="utf-8"))
+    return [Record(path, tuple(row.pop("covers")), **row) for path, row in rows.items()]
+
+
+def write(rows: Sequence[Record], table: Path = TABLE) -> None:
+    """Write the table, with the comment at its top."""
+    head = table.read_text(encoding="utf-8").partition("\n[")[0]
+    parts = [head.rstrip()]
+    for row in rows:
+        folders = ", ".join(f'"{folder}"' for folder in row.covers)
+        parts.append(f'\n["{row.path}"]\ncovers = [{folders}]')
+        if row.commit:
+            parts.append(f'date = "{row.date}"\ncommit = "{row.commit}"\nminutes = {row.minutes}')
+    table.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def run(row: Record, commit: str) -> Record:
+    """Run the tests of a row; return its record, the earlier one if a test fails."""
+    start = time.monotonic()
+    words = [ROOT / "scripts" / "test", "-q", "-n", "0", "-m", "record", row.path]
+    done = subprocess.run(words, cwd=ROOT, check=False)
+    if done.returncode != 0:
+        print(f"{row.path} failed; its record stays")
+        return row
+    minutes = round((time.monotonic() - start) / 60, 1)
+    return replace(row, date=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, minutes=minutes)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the table, or run tests. Returns the exit status."""
+    rows: Mapping[str, Record] = {row.path: row for row in records()}
+    if words[:1] == ["run"]:
+        commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT)
+        for path in words[1:] or rows:
+            rows = {**rows, path: run(rows[path], commit.decode().strip())}
+            write(list(rows.values()))
+    for row in rows.values():
+        print(row.line())
+    ages = [row.age() for row in rows.values()]
+    wrong = [age for age in ages if age is None or age > MOST_COMMITS]
+    if wrong:
+        print(f"{len(wrong)} records are missing or older than {MOST_COMMITS} commits; run them")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
