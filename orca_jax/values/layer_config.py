@@ -244,8 +244,8 @@ class StoredForm:
 
     Attributes:
         layout: the names of the tensors, and the order of their numbers. "scaled" has those that say everything.
-        bits: of a number; 0: the tensors say it.
-        group_size: inputs that share a scale; 0: all.
+        bits: of a number; with the layout "scaled" the most of a matrix, whose tensors say it.
+        group_size: inputs that share a scale; 0: all. With the layout "scaled" the fewest.
         zero_offset: added to stored zero points.
         is_ordered: each input names its group.
         has_integers: there are matrices of integers, which the library in C multiplies.
@@ -253,7 +253,7 @@ class StoredForm:
     """
 
     layout: Literal["gptq", "awq", "scaled"]
-    bits: int = 0
+    bits: int
     group_size: int = 0
     zero_offset: int = 0
     is_ordered: bool = False

@@ -120,9 +120,14 @@ def _compressed(values: Values) -> StoredForm:
     for name in formats:
         if name not in _FORMATS:
             raise _wrong("format", name, f"must be one of {', '.join(_FORMATS)}")
-    kinds = {group["weights"].get("type") for group in groups.values()}
-    block = blocks.pop() if blocks else _BLOCK
-    return StoredForm(layout="scaled", has_integers="int" in kinds, block=block)
+    schemes = [group["weights"] for group in groups.values()]
+    return StoredForm(
+        layout="scaled",
+        bits=max([scheme.get("num_bits", 8) for scheme in schemes], default=8),
+        group_size=min([scheme.get("group_size") or 0 for scheme in schemes], default=0),
+        has_integers=any([scheme.get("type", "int") == "int" for scheme in schemes]),
+        block=blocks.pop() if blocks else _BLOCK,
+    )
 
 
 def _check_scheme(scheme: object) -> None:
@@ -146,14 +151,15 @@ def _check_scheme(scheme: object) -> None:
 
 def _scaled(values: Values) -> StoredForm:
     block = _block(values.get("weight_block_size"))
-    return StoredForm(layout="scaled", has_integers=False, block=block)
+    size = block[1] if values.get("weight_block_size") else 0
+    return StoredForm(layout="scaled", bits=8, group_size=size, has_integers=False, block=block)
 
 
 def _modelopt(values: Values) -> StoredForm:
     algorithm = values.get("quant_algo")
     if algorithm not in ("FP8", "NVFP4"):
         raise _wrong("quant_algo", algorithm, "must be FP8 or NVFP4")
-    return StoredForm(layout="scaled", has_integers=False)
+    return StoredForm(layout="scaled", bits=8 if algorithm == "FP8" else 4, has_integers=False)
 
 
 def _block(size: object) -> tuple[int, int]:

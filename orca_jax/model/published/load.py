@@ -17,6 +17,8 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.layers import Linear
+from orca_jax.model.packed.grouped import GroupedForm, grouped_shapes
 from orca_jax.model.packed.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
@@ -24,8 +26,9 @@ from orca_jax.model.published.numbers import FloatMatrix
 from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
-from orca_jax.values.config import ModelConfig
+from orca_jax.values.config import ModelConfig, Quantization
 from orca_jax.values.errors import CheckpointError
+from orca_jax.values.layer_config import StoredForm
 
 
 def load_published(
@@ -49,6 +52,22 @@ def keep_published(
     with ExitStack() as stack:
         files, table = _opened(directory, decoder.config, stack)
         keep_bits(_matrices(files, table, decoder.config), decoder, library, num_devices)
+
+
+def keep_planned(decoder: Decoder, form: StoredForm) -> None:
+    """Give the linear layers of a decoder the form that XLA would keep, without files: the upper bound of a plan."""
+    if form.is_ordered or (form.bits == 4 and not form.has_integers):
+        return
+    kind: Quantization = "fp8"
+    if form.has_integers:
+        kind = "int4" if form.bits == 4 else "int8"
+    for _, module in list(nnx.iter_modules(decoder)):
+        if isinstance(module, Linear) and type(module.kernel) is nnx.Param:
+            inputs = module.kernel.get_value().shape[-2]
+            size = form.group_size or inputs
+            if inputs % size == 0:
+                grouped = GroupedForm(kind, size, has_zero=form.bits == 4)
+                module.kernel = grouped_shapes(module.kernel, grouped) or module.kernel
 
 
 def _opened(

@@ -21,8 +21,10 @@ from orca_jax.exec.cache import (
 )
 from orca_jax.exec.states import state_demand
 from orca_jax.model.load import abstract_decoder
+from orca_jax.model.published.load import keep_planned
 from orca_jax.model.sharding import TENSOR_AXIS, on_shards
 from orca_jax.model.stages import LayerSpan, spans
+from orca_jax.model.transformer import Decoder
 from orca_jax.tools.plan.accelerators import Accelerator
 from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, DType, ModelConfig, PageDType, Quantization
@@ -220,4 +222,7 @@ def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan
 def _traced_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:
     """The same, from shapes: the decoder is traced on a mesh without devices."""
     mesh = AbstractMesh((tensor,), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
-    return weight_bytes(nnx.merge(*abstract_decoder(model, dtype, mesh, span)))
+    decoder: Decoder = nnx.merge(*abstract_decoder(model, dtype, mesh, span))
+    if model.stored is not None and model.quantization is None:
+        keep_planned(decoder, model.stored)
+    return weight_bytes(decoder)

@@ -1,5 +1,6 @@
 """Models in published forms have the weights and the logits of the same models with plain weights."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.executor import arrange_for
+from orca_jax.exec.cache import weight_bytes
 from orca_jax.kernels.native import Library
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear
@@ -16,7 +18,9 @@ from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.packed.bits import PackedBitsMatrix
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.quantise import QuantisedMatrix
+from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
+from orca_jax.tools.plan.memory import stage_weights
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.published.directories import FORMS, write
 from tests.model.reference import logits, mesh_of
@@ -122,6 +126,20 @@ def test_a_layer_that_is_plain_keeps_the_bits_of_the_others(tmp_path: Path) -> N
     ours = logits(kept_decoder(published, 1, library_of()), IDS)
     theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), IDS)
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_plan_counts_the_bytes_that_are_kept(tmp_path: Path, form: str) -> None:
+    """Symmetric numbers of 4 bits, whose zero points a plan counts, are the only ones with fewer bytes."""
+    published, _ = write(tmp_path, "llama", form)
+    kept = kept_decoder(published, 1, None)
+    config = kept.config
+    span = whole(config)
+    planned = stage_weights(config, "float32", 1, span)
+    dense = stage_weights(replace(config, stored=None), "float32", 1, span)
+    held = weight_bytes(kept)
+    assert planned == held
+    assert (planned < dense) == (form not in ("gptq", "fp8-blocks", "nvfp4"))
 
 
 def kept_decoder(directory: Path, devices: int, library: Library | None) -> Decoder:

@@ -35,22 +35,22 @@ PACKED = compressed("pack-quantized", num_bits=4, type="int", strategy="group", 
             {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True},
             StoredForm("awq", 4, 64),
         ),
-        (PACKED, StoredForm("scaled")),
+        (PACKED, StoredForm("scaled", 4, 128)),
         (
             compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
-            StoredForm("scaled", has_integers=False),
+            StoredForm("scaled", 8, has_integers=False),
         ),
         (
             {"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "dynamic"},
-            StoredForm("scaled", has_integers=False, block=(128, 64)),
+            StoredForm("scaled", 8, 64, has_integers=False, block=(128, 64)),
         ),
         (
             {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
-            StoredForm("scaled", has_integers=False),
+            StoredForm("scaled", 8, has_integers=False),
         ),
         (
             {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}},
-            StoredForm("scaled", has_integers=False),
+            StoredForm("scaled", 4, has_integers=False),
         ),
     ],
 )
