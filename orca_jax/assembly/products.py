@@ -41,7 +41,7 @@ def choose_products(facts: Facts, directory: str | None) -> Products:
             decoders from outside this package have products of XLA. Products of few bits are those with activations of
             16 bits, unless the settings have a type: in float32 they are those of the dequantised matrix. A dynamic
             quantisation has activations of 8 bits. On a CPU the type "auto" is bfloat16 if the checkpoint has it and
-            the library multiplies it.
+            the library multiplies it; beside matrices of few bits only if another program published them.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
@@ -72,13 +72,14 @@ def _chosen(facts: Facts, directory: str | None) -> Products:
     if library is None:
         return Products(dtype, None)
     if facts.has_few_bits:
+        # a published file has plain tables, whose bytes weigh; those of GGUF are in few bits
+        is_published = facts.known.stored is not None
+        if is_auto and is_published and _is_measured("bfloat16") and _is_narrow(facts):
+            dtype = "bfloat16"
         return Products(dtype, library._replace(activation_bits=16 if is_auto else 0))
     from orca_jax.assembly.trial import is_faster
-    from orca_jax.model.stored_type import stored_dtype
 
-    for each in (
-        ("bfloat16", dtype) if is_auto and stored_dtype(facts.source) == "bfloat16" else (dtype,)
-    ):
+    for each in ("bfloat16", dtype) if is_auto and _is_narrow(facts) else (dtype,):
         if (
             wanted == "native"
             or _is_measured(each)
@@ -86,6 +87,13 @@ def _chosen(facts: Facts, directory: str | None) -> Products:
         ):
             return Products(each, library)
     return Products(dtype, None)
+
+
+def _is_narrow(facts: Facts) -> bool:
+    """True if the checkpoint has its weights in bfloat16."""
+    from orca_jax.model.stored_type import stored_dtype
+
+    return stored_dtype(facts.source) == "bfloat16"
 
 
 def _loaded(facts: Facts, directory: str | None) -> "Library | None":

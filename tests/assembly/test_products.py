@@ -31,6 +31,7 @@ from orca_jax.values.config import (
     QuantizationName,
 )
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import StoredForm
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
@@ -128,6 +129,22 @@ def test_few_bits_need_no_trial(model: ModelConfig, machine: Machine) -> None:
         for dtype in get_args(DType):
             assert chosen(held, dtype=dtype) == (None if dtype == "float16" else WIDE)
         assert chosen(held, "xla") is None
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+def test_published_integers_have_the_type_of_the_checkpoint(
+    stored: DType,
+    wanted: DType,
+    model: ModelConfig,
+    machine: Machine,
+    tmp_path: Path,
+) -> None:
+    """Their plain tables would take twice the bytes in float32."""
+    machine(WIDE, AVX512, BFLOAT16)
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    held = replace(model, stored=StoredForm("awq", 4, 128))
+    facts = Facts(EngineConfig(), model=held, platform="cpu", source=str(tmp_path))
+    assert choose_products(facts, None) == (wanted, WIDE._replace(activation_bits=16))
 
 
 def test_a_type_of_the_settings_is_that_of_products_of_few_bits(
