@@ -12,7 +12,7 @@ class BitsParts(NamedTuple):
 
     Attributes:
         numbers: uint8 [O, I], or with more axes.
-        scales: of groups, float16, float32 or uint8 [O, G], or with more axes.
+        scales: factors of groups, float16, float32 or uint8 [O, G], or with more axes.
         minima: likewise; None for none.
         units: factors of scales, and of minima, that are integers; float16.
     """
@@ -27,8 +27,8 @@ def packed_parts(parts: BitsParts, bits: int, width: int) -> PackedBits:
     """The packed form of some outputs.
 
     Args:
-        parts: of the outputs.
-        bits: of a number.
+        parts: those of the outputs.
+        bits: the size of a number.
         width: columns of a packed block; divides the outputs.
     """
     outputs = len(parts.numbers)

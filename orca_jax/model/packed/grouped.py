@@ -72,10 +72,10 @@ def grouped_integers(
     """Integers for products of XLA.
 
     Args:
-        numbers: from 0 on, uint8 [O, I].
-        scales: of groups [O, G].
+        numbers: integers from 0 on, uint8 [O, I].
+        scales: factors of groups [O, G].
         zeros: zero points of groups [O, G]; None for the middle of the numbers.
-        bits: of a number, 4 or 8.
+        bits: the size of a number, 4 or 8.
     """
     middle = 1 << (bits - 1)
     signed = (numbers.T.astype(np.int16) - middle).astype(np.int8)

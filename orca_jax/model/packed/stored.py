@@ -85,8 +85,8 @@ class StoredMatrices:
         """The matrices of a parameter of a stage; empty if one of them is not in few bits.
 
         Args:
-            path: of a parameter, or of a stack with all layers of the stage.
-            layers: of the stage.
+            path: a parameter, or a stack with all layers of the stage.
+            layers: those of the stage.
         """
         whole, layer = split_layer(path)
         weight = next((weight for weight in self.table if weight.path == whole), None)

@@ -72,9 +72,9 @@ class IntegerMatrix:
     Attributes:
         key: name of the plain tensor.
         shape: outputs and inputs.
-        bits: of a number, 4 or 8.
+        bits: the size of a number, 4 or 8.
         numbers: the words.
-        scales: of each group and output.
+        scales: factors of each group and output.
         zeros: the zero points of each group and output in words; None: the middle of the numbers.
         zero_offset: added to stored zero points.
         groups: the group of each input; None: they are in order.
@@ -321,7 +321,7 @@ def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
 
     Args:
         words: int32 [rows, columns].
-        bits: of a number, 4 or 8.
+        bits: the size of a number, 4 or 8.
 
     Returns:
         uint8 [rows, columns, numbers of a word].
