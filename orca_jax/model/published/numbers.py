@@ -27,8 +27,8 @@ class FloatMatrix:
         key: name of the plain tensor.
         shape: outputs and inputs.
         numbers: float8 [O, I].
-        scales: factors of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of outputs, or one
-            number.
+        scales: factors of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of
+            outputs, or one number.
         block: outputs and inputs of a block.
         outputs: the stored output of each output of a parameter, for the bits alone; None: all in order.
     """
