@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
-from orca_jax.assembly.choices import ORDERINGS, PREDICTORS, SCHEDULERS
 from orca_jax.cli.completion import whole_parser
 from orca_jax.values.checks import is_class_name
+from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS
 from orca_jax.values.speculation import SpeculativeMethod
 
 SHARED = "any command"
