@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from tests.records import is_record
+from tests.run.records import is_record
 from tests.run.rewriting import rewrite_share
-from tests.serve.shared import anyio_backend, idle_server, server
+from tests.run.server import anyio_backend, idle_server, server
 from tests.shapes.hook import check_shapes
 
 __all__ = ["anyio_backend", "idle_server", "server"]
@@ -104,7 +104,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests for an accelerator with a reason, also if `-m` selects them without `--platform`.
 
-    Mark tests that have a record: tests/records.py.
+    Mark tests that have a record: tests/run/records.py.
     """
     for item in items:
         if is_record(item):

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, get_args
 
-from orca_jax.assembly.choices import ORDERINGS, PREDICTORS, SCHEDULERS
 from orca_jax.cli.completion import whole_parser
 from orca_jax.values.checks import is_class_name
+from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS
 from orca_jax.values.speculation import SpeculativeMethod
 
 SHARED = "any command"
@@ -83,21 +83,23 @@ class Command(NamedTuple):
 def commands() -> dict[str, Command]:
     """All commands, by their words."""
     parsers = dict(_leaves(whole_parser(), ""))
-    counts = Counter(
-        (_flag(action), _text(action)) for parser in parsers.values() for action in parser._actions
-    )
+    counts: Counter[tuple[str, str]] = Counter()
+    for parser in parsers.values():
+        counts.update(_flags(parser))
     return {
-        name: Command(
-            name,
-            parser,
-            frozenset(
-                _flag(action)
-                for action in parser._actions
-                if action.option_strings and counts[_flag(action), _text(action)] > 1
-            ),
-        )
+        name: Command(name, parser, frozenset(_repeated(parser, counts)))
         for name, parser in parsers.items()
     }
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """The flags of a parser with their texts."""
+    return [(_flag(action), _text(action)) for action in parser._actions if action.option_strings]
+
+
+def _repeated(parser: argparse.ArgumentParser, counts: Counter[tuple[str, str]]) -> Iterator[str]:
+    """The flags of a parser that another one has, with the same text."""
+    return (flag for flag, text in _flags(parser) if counts[flag, text] > 1)
 
 
 def _leaves(

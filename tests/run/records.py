@@ -1,7 +1,7 @@
 """Records: tests that take longer than a few minutes, with the date and the commit of their last run.
 
-    .venv/bin/python -m tests.records             prints the table; fails if a record is missing or too old
-    .venv/bin/python -m tests.records run [FILE]  runs the tests of a file, or of all, and writes their records
+    .venv/bin/python -m tests.run.records             prints the table; fails if a record is missing or too old
+    .venv/bin/python -m tests.run.records run [FILE]  runs the tests of a file, or of all, and writes their records
 
 A slow test with a limit of its own above `LIMIT` seconds has the mark `record`: `-m "slow and not record"` leaves it
 out, and `-m record` selects it. records.toml has a row for each such file.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("records.toml")
 LIMIT = 300
 MOST_COMMITS = 30

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.source import ROOT
-from tests.records import LIMIT, MOST_COMMITS, Record, records, write
+from tests.run.records import LIMIT, MOST_COMMITS, Record, records, write
 
 ROWS = records()
 
