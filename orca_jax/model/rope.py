@@ -103,9 +103,13 @@ class Rotation:
 
     def of_queries(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate queries, and multiply them by the temperature of their positions."""
+        return self.tempered(self(query))
+
+    def tempered(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Multiply queries by the temperature of their positions, if there is one."""
         if self.temperature is None:
-            return self(query)
-        return self(query) * self.temperature
+            return query
+        return query * self.temperature
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are.
@@ -165,6 +169,8 @@ def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Ro
     angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, dim)  # [T, R/2]
     cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
     sin = jnp.sin(angles)[:, None] * magnitude(rope)
+    if rope.is_reversed:
+        sin = -sin
     if rope.temperature:
         steps = jnp.floor(positions / rope.original_max_position)
         temperature = (1 + rope.temperature * jnp.log1p(steps))[:, None, None]

@@ -140,7 +140,7 @@ class ModelConfig:
     max_positions: int
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float
-    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
+    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2", "xielu"]
     gated_mlp: bool
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
@@ -153,6 +153,8 @@ class ModelConfig:
     qk_norm: Literal["head", "all"] | None = None
     qk_norm_last: bool = False  # the norms of heads come after their rotation
     value_norm: bool = False  # of each head's values, without weights
+    # queries, keys and values are clamped to this distance from zero, after norms and before positions
+    attention_clip: float | None = None
     attention_sinks: bool = False  # a score of each head joins the softmax and has no value
     # a weight between 0 and 1 for each head, or for all numbers
     attention_gate: Literal["head", "all"] | None = None
@@ -186,6 +188,8 @@ class ModelConfig:
     logit_scale: float = 1.0  # factor on logits, before their cap
     # factor on token embeddings, rounded in the type of the parameters
     embedding_scale: float = 1.0
+    embedding_norm: bool = False  # a norm of token embeddings, before the first layer
+    norm_scale: bool = True  # norms have weights
     norm_bias: bool = True  # of norms of the kind layernorm
     norm_offset: float = 0.0  # added to the scales of all norms
     # of linear layers and tables of the vocabulary; None: plain weights

@@ -63,6 +63,7 @@ class RopeConfig:
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
     # of norms without weights of what is rotated, before it; 0: there are none
     unit_eps: float = 0.0
+    is_reversed: bool = False  # pairs turn the other way
 
     def yarn_magnitude(self, strength: float) -> float:
         """The factor of yarn for texts `factor` times as long."""

@@ -87,12 +87,6 @@ def read_rope(
         key, scaling = _chosen(hf, rules.default)
     else:
         key, scaling = _part(hf, rules.part, rules.default)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
-    if isinstance(kind, str):
-        kind = rules.renamed.get(kind, kind)
-    if kind not in kinds:
-        raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
     unknown = sorted(
         name
         for name in scaling.keys() - INNER_KEYS - rules.notes - {rules.temperature_key}
@@ -101,6 +95,12 @@ def read_rope(
     if unknown:
         message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
         raise ConfigError(message, param=unknown[0])
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
+    if isinstance(kind, str):
+        kind = rules.renamed.get(kind, kind)
+    if kind not in kinds:
+        raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -70,6 +71,7 @@ class Attention(nnx.Module):
         self.sinks = optional(config.attention_sinks, make, shape, ("heads",), "zeros")
         self.num_heads = config.num_heads
         self.norms_last = config.qk_norm_last
+        self.clip = config.attention_clip
         gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
         # as that of queries, beside it in files
         has_bias = config.attention_bias and config.attention_gate == "all"
@@ -106,7 +108,7 @@ class Attention(nnx.Module):
             return query, None, None, gate, sinks
         key = self._positioned(projected[1], self.key_norm, rotation)
         value = projected[-1]
-        value = value.reshape(tokens, -1, self.head_dim)
+        value = self._clipped(value.reshape(tokens, -1, self.head_dim))
         return query, key, _normed(self.value_norm, value), gate, sinks
 
     def _positioned(
@@ -115,12 +117,18 @@ class Attention(nnx.Module):
         """Queries or keys of each head, with their norm and rotary positions."""
         if not self.norms_last:
             x = _normed(norm, x)
-        heads = x.reshape(x.shape[0], -1, self.head_dim)
+        heads = self._clipped(x.reshape(x.shape[0], -1, self.head_dim))
         if rotate is not None:
             heads = rotate(heads)
         if self.norms_last:
             heads = _normed(norm, heads)
         return heads
+
+    def _clipped(self, heads: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Numbers at most as far from zero as the model allows."""
+        if self.clip is None:
+            return heads
+        return jnp.clip(heads, -self.clip, self.clip)
 
     def mix[Cache](
         self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache

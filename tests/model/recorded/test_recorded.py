@@ -107,6 +107,9 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         pytest.param("llama4_text", {"rope": {"unit_eps": 0.0}}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"experts": {"weighs_inputs": False}}, marks=pytest.mark.slow),
+        ("olmo", {"attention_clip": None}),
+        ("nanochat", {"embedding_norm": False}),
+        ("nanochat", {"rope": {"is_reversed": False}}),
         ("gemma4_text", {"value_norm": False}),
         ("gemma4_text", {"rope": {"share": 1.0}}),
         pytest.param("gemma4_text", {"embedding_scale": 1.0}, marks=pytest.mark.slow),
@@ -167,6 +170,8 @@ def test_with_the_keys_of_another_layer_the_results_differ(
     ("family", "name", "neutral"),
     [
         ("phi", "head.bias", 0.0),
+        ("apertus", "mlp.xielu.positive", -9.0),
+        ("apertus", "mlp.xielu.slope", 0.0),
         ("gemma4_text", "layer_scale", 1.0),
         ("gemma4_text", "layer_input.norm.scale", 0.0),
         ("gemma4_text", "layer_inputs.table.table", 0.0),

@@ -33,14 +33,16 @@ _IGNORED = re.compile(
     rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
 )
 HARMLESS = words(
-    "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size audio_token_id "
-    "boi_token_index downsample_factor downsample_ratio eoi_token_index image_end_token_id image_start_token_id "
-    "ignore_index image_grid_pinpoints image_seq_length image_token_id image_token_index mm_tokens_per_image "
-    "multimodal_projector_bias projection_dim projector_hidden_act projector_layernorm_eps projector_pooling_ratio "
-    "scale_factor spatial_merge_size spatial_pool_mode spatial_pool_stride use_image_newline_parameter "
-    "video_end_token_id video_seq_length video_start_token_id video_token_id video_token_index vision_aspect_ratio "
-    "vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_start_token_id "
-    "vision_token_id vision_use_cls_token visual_indicator_token_ids"
+    "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size "
+    "audio_token_id boa_token_id boa_token_index boi_token_id boi_token_index downsample_factor downsample_ratio "
+    "eoa_token_id eoa_token_index eoi_token_id eoi_token_index ignore_index image_end_token_id "
+    "image_grid_pinpoints image_seq_length image_start_token_id image_token_id image_token_index "
+    "language_model_only mm_tokens_per_image multimodal_projector_bias projection_dim projector_hidden_act "
+    "projector_layernorm_eps projector_pooling_ratio scale_factor spatial_merge_size spatial_pool_mode "
+    "spatial_pool_stride use_image_newline_parameter video_end_token_id video_seq_length video_start_token_id "
+    "video_token_id video_token_index vision_aspect_ratio vision_config vision_end_token_id vision_feature_layer "
+    "vision_feature_select_strategy vision_start_token_id vision_token_id vision_use_cls_token "
+    "visual_indicator_token_ids"
 )
 """Keys of the parts for images and sound."""
 
