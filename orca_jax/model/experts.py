@@ -16,7 +16,17 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, multiply, optional, plus, scaled
+from orca_jax.model.layers import (
+    ACTIVATIONS,
+    Maker,
+    Mlp,
+    Norm,
+    capped,
+    multiply,
+    optional,
+    plus,
+    scaled,
+)
 from orca_jax.model.packed.bits import (
     MixedBitsMatrix,
     PackedBitsMatrix,
@@ -188,7 +198,7 @@ class Experts(nnx.Module):
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
         """The experts of every token, the most probable first, and their weights."""
         rules = self.rules
-        products = plus(multiply(x, self.router)[0], self.router_bias)
+        products = capped(plus(multiply(x, self.router)[0], self.router_bias), rules.soft_cap)
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
         scores = _SCORES[rules.scores](products)

@@ -236,6 +236,13 @@ def scaled(values: Float[Array, "*any"], factor: float) -> Float[Array, "*any"]:
     return values * factor
 
 
+def capped(values: Float[Array, "*any"], cap: float | None) -> Float[Array, "*any"]:
+    """Values v as cap * tanh(v / cap), or as they are without a cap."""
+    if cap is None:
+        return values
+    return cap * jnp.tanh(values / cap)
+
+
 def kept[Values](values: Values, keep: Int[Array, "B"] | None) -> Values:
     """The rows `keep` of each array of a tree; None for all."""
     if keep is None:
@@ -415,9 +422,7 @@ class Table(nnx.Module):
         With `count`, only the scores of the first vectors are defined. The table must be one that `can_skip`.
         """
         scores = scaled(plus(self._products(hidden, count), self.bias), self.scale)
-        if self.soft_cap is None:
-            return scores
-        return self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return capped(scores, self.soft_cap)
 
     def _products(
         self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None

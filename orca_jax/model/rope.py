@@ -124,6 +124,19 @@ class Rotation:
         return jnp.concatenate([*rotated, x[..., self.dim :]], axis=-1)
 
 
+class ChosenRotation(Rotation):
+    """One of several rotations of different numbers of dimensions. The number of the chosen one is a traced scalar."""
+
+    def __init__(self, kinds: Sequence[Rotation], number: Int[Array, ""]) -> None:
+        self.temperature = None
+        self.kinds = kinds
+        self.number = number
+
+    def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Rotate heads by all of them, and take the results of the chosen one."""
+        return jax.lax.select_n(self.number, *(kind(x) for kind in self.kinds))
+
+
 class Rotations:
     """The rotations of all layers. Those of each kind of rotary positions are computed once.
 
@@ -152,10 +165,9 @@ class Rotations:
             return self._kinds[0]
         if isinstance(layer, int):
             return self._kinds[self._number[layer]]
-        assert len({kind.dim for kind in self._kinds}) == 1, (
-            "all layers of a model rotate as many dimensions"
-        )
         number = jnp.asarray(self._number, jnp.int32)[layer]
+        if len({kind.dim for kind in self._kinds}) > 1:
+            return ChosenRotation(self._kinds, number)
         cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
         sin = jax.lax.select_n(number, *(kind.sin for kind in self._kinds))
         eps = [kind.unit_eps for kind in self._kinds]

@@ -156,8 +156,9 @@ class ModelConfig:
     # queries, keys and values are clamped to this distance from zero, after norms and before positions
     attention_clip: float | None = None
     attention_sinks: bool = False  # a score of each head joins the softmax and has no value
-    # a weight between 0 and 1 for each head, or for all numbers
+    # a positive weight for each head, or for all numbers
     attention_gate: Literal["head", "all"] | None = None
+    attention_gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     residual: Residual = "pre_norm"
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
     # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
@@ -231,6 +232,7 @@ class ModelConfig:
         sizes = {
             name: getattr(self.wide, name) for name in ("head_dim", "num_kv_heads", "kv_copies")
         }
+        sizes["num_heads"] = self.wide.num_heads or self.num_heads
         return replace(self, **sizes)
 
     @cached_property

@@ -27,6 +27,7 @@ from orca_jax.model.families.mixtures.deepseek import (
     YOUTU,
 )
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
+from orca_jax.model.families.mixtures.laguna import LAGUNA
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
 from orca_jax.model.families.mixtures.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.near_qwen import NEAR_QWEN
@@ -83,6 +84,7 @@ _WITH_EXPERTS = (
     *SOFTMAX,
     GPT_OSS,
     LLAMA4_TEXT,
+    LAGUNA,
     *OTHER_SIGMOID,
     *GRANITES,
     *NEAR_QWEN,

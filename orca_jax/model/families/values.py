@@ -104,6 +104,14 @@ def get_optional_float(hf: HfConfig, key: str, default: float | None = None) -> 
     return get_float(hf, key, default)
 
 
+def get_cap(hf: HfConfig, key: str) -> float | None:
+    """A positive number, or None for null, 0 and a missing key; raises `ConfigError` for other values."""
+    value = hf.get(key)
+    if is_number(value) and value == 0:
+        return None
+    return get_optional_float(hf, key)
+
+
 def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
     """Some layers, which `key` names by their numbers; raises `ConfigError` for other values."""
     layers = range(num_layers)

@@ -33,6 +33,8 @@ type Projections = tuple[
 ]
 """Queries; keys and values, if the layer has some; weights of outputs, one for each head or D; sinks of heads."""
 
+_GATES = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}
+
 
 class Attention(nnx.Module):
     """Projections to queries, keys and values, their norms and rotary positions if the model has them, and back.
@@ -73,6 +75,7 @@ class Attention(nnx.Module):
         self.norms_last = config.qk_norm_last
         self.clip = config.attention_clip
         gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
+        self.weight_of = _GATES[config.attention_gate_activation]
         # as that of queries, beside it in files
         has_bias = config.attention_bias and config.attention_gate == "all"
         sizes = (embed, gates)
@@ -96,7 +99,7 @@ class Attention(nnx.Module):
         results = project(x, [self.query, *filter(None, [self.key, self.value, self.gate])])
         gate = None
         if self.gate is not None:
-            gate = jax.nn.sigmoid(results.pop()).reshape(tokens, self.num_heads, -1)
+            gate = self.weight_of(results.pop()).reshape(tokens, self.num_heads, -1)
         projected = [unfused(values) for values in results]
         projected = with_adapters(adapters, "attention", x, projected)
         of_queries = rotation and rotation.of_queries

@@ -62,10 +62,7 @@ def _unified(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
 def _attention(hf: HfConfig, config: ModelConfig, window: int) -> dict[str, Any]:
     """The fields of a model without inputs of layers and experts; `window` is the default of `sliding_window`."""
     layers = config.num_layers
-    if hf.get("rope_scaling") is not None:
-        raise refusal(
-            "rope_scaling", "has no effect in transformers: use rope_parameters", hf["rope_scaling"]
-        )
+    rope.check_no_scaling(hf)
     windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), window)
     found = windows.window_pattern
     # the last one never has it
