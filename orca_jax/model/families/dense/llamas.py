@@ -22,6 +22,7 @@ _CWM_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
+_AS_LLAMA = ("LlamaForCausalLM", "LlamaModel")  # the classes that transformers has for these types
 _APERTUS_ROPE = {
     **_CWM_ROPE,
     "rope_theta": 12e6,
@@ -100,6 +101,7 @@ INTERNLM3 = near_llama(
     LlamaShape(1e-5),
     _biases,
     BIASES,
+    architectures=(*_AS_LLAMA, "InternLM3ForCausalLM", "InternLM3Model"),
     aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
 )
 IQUESTCODER = near_llama(
@@ -109,6 +111,7 @@ IQUESTCODER = near_llama(
     LlamaShape(1e-5),
     _biases,
     BIASES,
+    architectures=(*_AS_LLAMA, "IQuestCoderForCausalLM", "IQuestCoderModel"),
     fixed={"clip_qkv": (None,)},
     harmless=frozenset({"max_window_layers"}),  # of windows, which are refused
 )

@@ -70,9 +70,7 @@ WRAPPERS = (
         "qwen3_vl_text",
         tied=False,
     ),
-    wrapper(
-        "llama4", "Llama 4", ("Llama4ForConditionalGeneration",), _LLAMA4, "llama4_text", tied=False
-    ),
+    wrapper("llama4", "Llama 4", ("Llama4ForConditionalGeneration",), _LLAMA4, "llama4_text"),
     wrapper(
         "gemma4",
         "Gemma 4",
@@ -133,6 +131,7 @@ WRAPPERS = (
         _KIMI,
         "deepseek_v3",
         tied=True,
+        layers="blocks",  # as transformers 5.23 writes them
         harmless=_PROJECTION,
     ),
     wrapper(

@@ -25,13 +25,11 @@ _PREFIXES = (
 )
 _HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
 _PARTS = (
-    "aligner|audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|projector|"
-    "video_tower|vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
-    "vq_adaptor"
+    "aligner|audio_tower|connector|embed_audio|embed_tokens_extend|embed_vision|image_newline|image_tower|mlp1|"
+    "mm_projector|multi_modal_projector|projector|video_tower|vision_embed_tokens|vision_embedder|"
+    "vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|vq_adaptor"
 )
-_IGNORED = re.compile(
-    rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
-)
+_IGNORED = rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
 HARMLESS = words(
     "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size "
     "audio_token_id boa_token_id boa_token_index boi_token_id boi_token_index downsample_factor downsample_ratio "
@@ -56,6 +54,7 @@ def wrapper(
     *,
     tied: bool | None = None,
     is_flat: bool = False,
+    layers: str = "layers",
     harmless: frozenset[str] = frozenset(),
 ) -> Family:
     """The family of a model for images and texts.
@@ -69,6 +68,7 @@ def wrapper(
         tied: default of `tie_word_embeddings` beside `text_config`; None: a head is tied if either of both keys says
             so.
         is_flat: the keys of the texts may be beside those of images, in old files without `text_config`.
+        layers: another name of the layers in files.
         harmless: keys without effect on texts, beside `HARMLESS`.
     """
 
@@ -96,9 +96,13 @@ def wrapper(
 
     def weights(config: ModelConfig) -> tuple[Weight, ...]:
         """Checkpoint keys -> parameters of the texts. An untied head may be inside or outside of their part."""
-        rows = texts[config.text_family or default].weights(config)
+        rows = [
+            replace(row, others=(*row.others, row.key.replace("layers.", f"{layers}.", 1)))
+            for row in texts[config.text_family or default].weights(config)
+        ]
         return with_change(rows, "head.table", others=_HEADS)
 
+    ignored = sorted({family.ignored.pattern for family in texts.values()})
     without_effect = HARMLESS | harmless
     if is_flat:
         without_effect = without_effect.union(*(family.keys for family in texts.values()))
@@ -110,7 +114,8 @@ def wrapper(
         architectures=architectures,
         weights=weights,
         prefixes=_PREFIXES,
-        ignored=_IGNORED,
+        ignored=re.compile("|".join([_IGNORED, *ignored])),
+        has_further_layers=any(family.has_further_layers for family in texts.values()),
         harmless=without_effect,
     )
 

@@ -181,6 +181,7 @@ GLM4_MOE = near_llama(
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | _NEXT_TOKENS,
+    has_further_layers=True,
 )
 SOLAR_OPEN = near_llama(
     "solar_open",
