@@ -282,6 +282,11 @@ class ModelConfig:
         return not STATELESS_MIXERS.issuperset(self.mixers)
 
     @property
+    def only_counts_tokens(self) -> bool:
+        """True if no layer of the model has attention: pages of the first one count tokens, and nothing writes them."""
+        return self.mamba is not None and self.head_dim == 1
+
+    @property
     def page_shape(self) -> PageShape:
         """The shape of the pages of layers with attention, but not of those with wide heads."""
         if self.latent is not None:
@@ -297,6 +302,8 @@ class ModelConfig:
         for layer, kind in enumerate(self.layer_kinds):
             if kind.mixer in PAGED_MIXERS:
                 found[layer] = LayerCache(self.of_mixer(kind.mixer).page_shape, kind.window)
+        if self.only_counts_tokens:
+            found[0] = LayerCache(self.page_shape)
         return tuple(found)
 
     def layer_of_pages(self, layer: int) -> int:

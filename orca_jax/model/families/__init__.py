@@ -43,6 +43,7 @@ from orca_jax.model.families.states.bamba import BAMBA
 from orca_jax.model.families.states.falcon_h1 import FALCON_H1
 from orca_jax.model.families.states.granite import GRANITES
 from orca_jax.model.families.states.lfm import LFM2, LFM2_MOE, LFM3
+from orca_jax.model.families.states.mamba2 import MAMBA2
 from orca_jax.model.families.states.minimax import MINIMAX
 from orca_jax.model.families.states.nemotron_h import NEMOTRON_H
 from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -105,6 +106,7 @@ _WITH_STATES = (
     QWEN3_NEXT,
     QWEN3_5_TEXT,
     QWEN3_5_MOE_TEXT,
+    MAMBA2,
     BAMBA,
     FALCON_H1,
     NEMOTRON_H,
