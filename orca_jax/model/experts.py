@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
-from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
 from orca_jax.model.layers import (
     ACTIVATIONS,
@@ -157,8 +156,7 @@ class Experts(nnx.Module):
             return
         self.router = packed_matrix(self.router, library, num_devices)
         if self.shared is not None:
-            for layer in self.shared.mlp.linear_layers:
-                layer.pack(library, num_devices)
+            self.shared.pack(library, num_devices)
         if self.has_packed_form(library):
             for name, held in self.matrices.items():
                 if isinstance(held, QuantisedExperts):
@@ -285,7 +283,14 @@ class SharedExpert(nnx.Module):
         out = self.mlp(x)
         if self.weight is None:
             return out
-        return jax.nn.sigmoid(matmul(x, self.weight[...])) * out
+        return jax.nn.sigmoid(multiply(x, self.weight)[0]) * out
+
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Replace matrices by their packed forms, on one device."""
+        if self.weight is not None:
+            self.weight = packed_matrix(self.weight, library, num_devices)
+        for layer in self.mlp.linear_layers:
+            layer.pack(library, num_devices)
 
 
 class MlpAndExperts(nnx.Module):
