@@ -20,7 +20,6 @@ from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import did_you_mean, is_class_name
 from orca_jax.values.config import SCHEDULERS, EngineConfig, ModelConfig, Traits
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.layer_config import PAGED_MIXERS
 from orca_jax.values.platforms import platform_named
 
 Moment = Literal[
@@ -332,7 +331,9 @@ NEEDS: tuple[Need, ...] = (
     Need("pipeline_parallel_size", lambda f: f.known.key_sharing is None and f.known.layer_inputs is None,
          "pipeline_parallel_size does not cover {f.known.family}: layers share keys, or have inputs beside the stream, "
          "and a stage passes on the stream alone; leave it out, or share each layer by tensor_parallel_size", "model"),
-    Need("model", lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),
+    Need("enable_lora", lambda f: not f.known.only_counts_tokens,
+         "enable_lora does not cover {f.known.family}, which has no attention; leave it out", "model"),
+    Need("model", lambda f: any(f.known.layer_caches),
          "{f.known.family}: a model needs a layer with attention, and all layers have {f.known.mixers[0]}", "model",
          always=True),
     Need("speculative_config", lambda f: not f.known.has_states,

@@ -14,9 +14,18 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
-from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, multiply, optional, plus, scaled
+from orca_jax.model.layers import (
+    ACTIVATIONS,
+    Maker,
+    Mlp,
+    Norm,
+    capped,
+    multiply,
+    optional,
+    plus,
+    scaled,
+)
 from orca_jax.model.packed.bits import (
     MixedBitsMatrix,
     PackedBitsMatrix,
@@ -147,8 +156,7 @@ class Experts(nnx.Module):
             return
         self.router = packed_matrix(self.router, library, num_devices)
         if self.shared is not None:
-            for layer in self.shared.mlp.linear_layers:
-                layer.pack(library, num_devices)
+            self.shared.pack(library, num_devices)
         if self.has_packed_form(library):
             for name, held in self.matrices.items():
                 if isinstance(held, QuantisedExperts):
@@ -188,7 +196,7 @@ class Experts(nnx.Module):
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
         """The experts of every token, the most probable first, and their weights."""
         rules = self.rules
-        products = plus(multiply(x, self.router)[0], self.router_bias)
+        products = capped(plus(multiply(x, self.router)[0], self.router_bias), rules.soft_cap)
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
         scores = _SCORES[rules.scores](products)
@@ -275,7 +283,14 @@ class SharedExpert(nnx.Module):
         out = self.mlp(x)
         if self.weight is None:
             return out
-        return jax.nn.sigmoid(matmul(x, self.weight[...])) * out
+        return jax.nn.sigmoid(multiply(x, self.weight)[0]) * out
+
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Replace matrices by their packed forms, on one device."""
+        if self.weight is not None:
+            self.weight = packed_matrix(self.weight, library, num_devices)
+        for layer in self.mlp.linear_layers:
+            layer.pack(library, num_devices)
 
 
 class MlpAndExperts(nnx.Module):

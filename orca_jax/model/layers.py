@@ -236,6 +236,13 @@ def scaled(values: Float[Array, "*any"], factor: float) -> Float[Array, "*any"]:
     return values * factor
 
 
+def capped(values: Float[Array, "*any"], cap: float | None) -> Float[Array, "*any"]:
+    """Values v as cap * tanh(v / cap), or as they are without a cap."""
+    if cap is None:
+        return values
+    return cap * jnp.tanh(values / cap)
+
+
 def kept[Values](values: Values, keep: Int[Array, "B"] | None) -> Values:
     """The rows `keep` of each array of a tree; None for all."""
     if keep is None:
@@ -331,6 +338,7 @@ class Norm(nnx.Module):
         self.offset = config.norm_offset
         self.width = width or config.embed_dim
         init: Init = "zeros" if self.offset else "ones"
+        has_scale = has_scale and config.norm_scale
         self.scale = optional(has_scale, make, (self.width,), (axis,), init)
         has_bias = has_scale and self.centred and config.norm_bias
         self.bias = optional(has_bias, make, (self.width,), (axis,), "zeros")
@@ -414,9 +422,7 @@ class Table(nnx.Module):
         With `count`, only the scores of the first vectors are defined. The table must be one that `can_skip`.
         """
         scores = scaled(plus(self._products(hidden, count), self.bias), self.scale)
-        if self.soft_cap is None:
-            return scores
-        return self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return capped(scores, self.soft_cap)
 
     def _products(
         self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None
@@ -429,6 +435,24 @@ class Table(nnx.Module):
         return table_scores(hidden, self.table[...])
 
 
+class Xielu(nnx.Module):
+    """The activation xIELU, with parameters of its own (arXiv 2411.13010)."""
+
+    def __init__(self, make: Maker) -> None:
+        self.positive = make((1,), ("head_dim",), "zeros")
+        self.negative = make((1,), ("head_dim",), "zeros")
+        self.slope = make((1,), ("head_dim",), "ones")
+        self.least = make((1,), ("head_dim",), "zeros")
+
+    def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
+        """A parabola for positive numbers, an exponential for others; both begin with the same slope."""
+        parameters = (self.positive, self.negative, self.slope, self.least)
+        positive, negative, slope, least = (each[...].astype(jnp.float32) for each in parameters)
+        parabola = jax.nn.softplus(positive) * jnp.square(x)
+        exponential = (jnp.expm1(jnp.minimum(x, least)) - x) * (slope + jax.nn.softplus(negative))
+        return jnp.where(x > 0, parabola, exponential) + slope * x
+
+
 class Mlp(nnx.Module):
     """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection."""
 
@@ -437,6 +461,7 @@ class Mlp(nnx.Module):
     ) -> None:
         inner = ((config.embed_dim, width or config.mlp_dim), ("embed", "mlp"))
         self.activation = config.activation
+        self.xielu = optional(config.activation == "xielu", Xielu, make)
         self.gate = optional(config.gated_mlp, Linear, make, *inner, bias=config.mlp_bias)
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
@@ -450,7 +475,7 @@ class Mlp(nnx.Module):
         self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None
     ) -> Float[Array, "T E"]:
         """Apply to every token."""
-        act = ACTIVATIONS[self.activation]
+        act = self.xielu or ACTIVATIONS[self.activation]
         results = project(x, [*filter(None, [self.gate]), self.up])
         first, *others = with_adapters(adapters, "mlp", x, results)
         hidden = act(first)

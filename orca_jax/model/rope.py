@@ -103,9 +103,13 @@ class Rotation:
 
     def of_queries(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate queries, and multiply them by the temperature of their positions."""
+        return self.tempered(self(query))
+
+    def tempered(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Multiply queries by the temperature of their positions, if there is one."""
         if self.temperature is None:
-            return self(query)
-        return self(query) * self.temperature
+            return query
+        return query * self.temperature
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are.
@@ -118,6 +122,19 @@ class Rotation:
         first, second = jnp.split(x[..., : self.dim], 2, axis=-1)
         rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
         return jnp.concatenate([*rotated, x[..., self.dim :]], axis=-1)
+
+
+class ChosenRotation(Rotation):
+    """One of several rotations of different numbers of dimensions. The number of the chosen one is a traced scalar."""
+
+    def __init__(self, kinds: Sequence[Rotation], number: Int[Array, ""]) -> None:
+        self.temperature = None
+        self.kinds = kinds
+        self.number = number
+
+    def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Rotate heads by all of them, and take the results of the chosen one."""
+        return jax.lax.select_n(self.number, *(kind(x) for kind in self.kinds))
 
 
 class Rotations:
@@ -148,10 +165,9 @@ class Rotations:
             return self._kinds[0]
         if isinstance(layer, int):
             return self._kinds[self._number[layer]]
-        assert len({kind.dim for kind in self._kinds}) == 1, (
-            "all layers of a model rotate as many dimensions"
-        )
         number = jnp.asarray(self._number, jnp.int32)[layer]
+        if len({kind.dim for kind in self._kinds}) > 1:
+            return ChosenRotation(self._kinds, number)
         cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
         sin = jax.lax.select_n(number, *(kind.sin for kind in self._kinds))
         eps = [kind.unit_eps for kind in self._kinds]
@@ -165,6 +181,8 @@ def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Ro
     angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, dim)  # [T, R/2]
     cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
     sin = jnp.sin(angles)[:, None] * magnitude(rope)
+    if rope.is_reversed:
+        sin = -sin
     if rope.temperature:
         steps = jnp.floor(positions / rope.original_max_position)
         temperature = (1 + rope.temperature * jnp.log1p(steps))[:, None, None]

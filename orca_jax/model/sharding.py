@@ -122,12 +122,12 @@ def most_shards(config: ModelConfig, most: int) -> int:
 def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
     """The reasons for which `shards` devices cannot share the model."""
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
-    if config.experts is not None and config.experts.shared_dim:
+    if config.wide is not None and config.wide.num_heads is not None:
+        sizes["query heads of some layers"] = config.wide.num_heads
+    if config.experts is not None:  # a width of 0 is that of nothing
         sizes["width of the shared expert"] = config.experts.shared_dim
-    if config.experts is not None and config.experts.beside_dim:
         sizes["width of the MLP beside experts"] = config.experts.beside_dim
-    if config.other_mlps[1]:
-        sizes["width of the other MLPs"] = config.other_mlps[1]
+    sizes["width of the other MLPs"] = config.other_mlps[1]
     if config.short_conv is not None:
         sizes["channels of convolutions"] = config.embed_dim
     if config.delta_rule is not None:

@@ -93,6 +93,8 @@ class Decoder(nnx.Module):
         self.layer_inputs: InputsOfLayers | None = nnx.data(None)
         if config.layer_inputs is not None:
             self.layer_inputs = nnx.data(InputsOfLayers(make, config, config.layer_inputs))
+        has_norm = config.embedding_norm and span.is_first
+        self.embedding_norm = optional(has_norm, Norm, make, config)
         self.embedding_scale = float(np.float32(config.embedding_scale).astype(dtype))
         self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
         self.is_switched = self.is_packed = False
@@ -171,6 +173,8 @@ class Decoder(nnx.Module):
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
         assert self.embedding is not None, "the first stage has the embedding"
         x = scaled(self.embedding(ids), self.embedding_scale)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.positions is None:
             return x
         return x + self.positions(positions)

@@ -312,13 +312,13 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
 
 
 def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, FileMatrix]:
-    """The vectors and matrices of a file, and the taps of its convolutions, which are matrices too."""
+    """The numbers, vectors and matrices of a file, and the taps of its convolutions, which are matrices too."""
     found = {}
     for key, tensor in tensors.items():
         is_conv = len(tensor.shape) == 3 and tensor.shape[1] == 1
-        if tensor.dtype in DTYPES and (len(tensor.shape) in (1, 2) or is_conv):
-            rows = math.prod(tensor.shape[:-1])
-            columns = tensor.shape[-1]
+        if tensor.dtype in DTYPES and (len(tensor.shape) < 3 or is_conv):
+            *outer, columns = tensor.shape or (1,)
+            rows = math.prod(outer)
             found[key] = FileMatrix(
                 key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin
             )
@@ -448,6 +448,8 @@ def _compare(
 def tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tensor in the checkpoint, from the shape of the parameter."""
     *rest, last = shape[weight.stacked + weight.is_of_experts :]
+    if weight.is_scalar:
+        return ()
     if weight.first_row:
         rest[0] += weight.first_row
     if weight.part is not None:

@@ -140,7 +140,7 @@ class ModelConfig:
     max_positions: int
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float
-    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
+    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2", "xielu"]
     gated_mlp: bool
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
@@ -153,9 +153,12 @@ class ModelConfig:
     qk_norm: Literal["head", "all"] | None = None
     qk_norm_last: bool = False  # the norms of heads come after their rotation
     value_norm: bool = False  # of each head's values, without weights
+    # queries, keys and values are clamped to this distance from zero, after norms and before positions
+    attention_clip: float | None = None
     attention_sinks: bool = False  # a score of each head joins the softmax and has no value
-    # a weight between 0 and 1 for each head, or for all numbers
+    # a positive weight for each head, or for all numbers
     attention_gate: Literal["head", "all"] | None = None
+    attention_gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     residual: Residual = "pre_norm"
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
     # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
@@ -186,6 +189,8 @@ class ModelConfig:
     logit_scale: float = 1.0  # factor on logits, before their cap
     # factor on token embeddings, rounded in the type of the parameters
     embedding_scale: float = 1.0
+    embedding_norm: bool = False  # a norm of token embeddings, before the first layer
+    norm_scale: bool = True  # norms have weights
     norm_bias: bool = True  # of norms of the kind layernorm
     norm_offset: float = 0.0  # added to the scales of all norms
     # of linear layers and tables of the vocabulary; None: plain weights
@@ -227,6 +232,7 @@ class ModelConfig:
         sizes = {
             name: getattr(self.wide, name) for name in ("head_dim", "num_kv_heads", "kv_copies")
         }
+        sizes["num_heads"] = self.wide.num_heads or self.num_heads
         return replace(self, **sizes)
 
     @cached_property
@@ -276,6 +282,11 @@ class ModelConfig:
         return not STATELESS_MIXERS.issuperset(self.mixers)
 
     @property
+    def only_counts_tokens(self) -> bool:
+        """True if no layer of the model has attention: pages of the first one count tokens, and nothing writes them."""
+        return self.mamba is not None and self.head_dim == 1
+
+    @property
     def page_shape(self) -> PageShape:
         """The shape of the pages of layers with attention, but not of those with wide heads."""
         if self.latent is not None:
@@ -291,6 +302,8 @@ class ModelConfig:
         for layer, kind in enumerate(self.layer_kinds):
             if kind.mixer in PAGED_MIXERS:
                 found[layer] = LayerCache(self.of_mixer(kind.mixer).page_shape, kind.window)
+        if self.only_counts_tokens:
+            found[0] = LayerCache(self.page_shape)
         return tuple(found)
 
     def layer_of_pages(self, layer: int) -> int:

@@ -63,6 +63,7 @@ class RopeConfig:
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
     # of norms without weights of what is rotated, before it; 0: there are none
     unit_eps: float = 0.0
+    is_reversed: bool = False  # pairs turn the other way
 
     def yarn_magnitude(self, strength: float) -> float:
         """The factor of yarn for texts `factor` times as long."""
@@ -72,12 +73,13 @@ class RopeConfig:
 
 
 class WideConfig(NamedTuple):
-    """Attention with heads of another size, of the layers with the mixer wide_attention."""
+    """Attention with heads of another size or number, of the layers with the mixer wide_attention."""
 
     head_dim: int
     num_kv_heads: int
     keys_are_values: bool = False  # there is no projection to values
     kv_copies: int = 1  # see `ModelConfig`
+    num_heads: int | None = None  # None: as many as in other layers
 
 
 class KeySharing(NamedTuple):
@@ -196,6 +198,7 @@ class RouterConfig:
     """The choice of a token's experts, and their weights."""
 
     scores: Literal["softmax", "sigmoid", "two_softmaxes"] = "softmax"  # of the router's products
+    soft_cap: float | None = None  # products p become cap * tanh(p / cap)
     has_bias: bool = False  # added to the scores for the choice alone
     groups: int = 1  # of experts, all of the same size
     used_groups: int = (

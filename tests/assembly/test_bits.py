@@ -58,7 +58,45 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-
+ANY_WIDTH: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "vocab_size": 300,
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 50,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "vocab_size": 300,
+    },
+    "odd": {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 36,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 10,
+        "intermediate_size": 37,
+        "max_position_embeddings": 256,
+        "vocab_size": 300,
+    },
+}
+"""Models with matrices of other widths than whole blocks of the library, as a router of 8 experts."""
 TYPES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int4": {"dtype": "auto", "quantization": "int4"},
@@ -149,6 +187,23 @@ def test_bits_follow_from_the_tokens_of_a_request(tmp_path: Path, program_cache:
         expected = [scores(engine, [job])[0] for job in jobs]
         assert scores(engine, jobs) == expected
         assert engine.pool.num_preemptions > 0 and engine.pool.num_cache_hits > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    ["odd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "qwen2_moe"))],
+)
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
+def test_bits_of_matrices_of_any_width(
+    name: str, dtype: str, tmp_path: Path, program_cache: str
+) -> None:
+    directory = str(eight_heads.write_model(ANY_WIDTH[name], tmp_path / name))
+    jobs = make_jobs(12, 8)
+    settings = PLAIN | {"dtype": dtype, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    for engine in make_engine(directory, program_cache, 1, "chunked", **settings):
+        expected = [scores(engine, [job])[0] for job in jobs]
+        assert scores(engine, jobs) == expected
 
 
 @pytest.mark.slow

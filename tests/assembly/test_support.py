@@ -24,7 +24,13 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
+from orca_jax.values.layer_config import (
+    ExpertsConfig,
+    LatentConfig,
+    LayerInputs,
+    MambaConfig,
+    WideConfig,
+)
 from orca_jax.values.platforms import PLATFORMS
 from orca_jax.values.speculation import SpeculativeConfig
 from tests.project.source import python_files
@@ -78,6 +84,7 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, quantization="fp8"),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
+    dataclasses.replace(TOY_MODEL, mixer_pattern=("mamba",), mamba=MambaConfig(4, 4, 1, 4, 4)),
     dataclasses.replace(
         TOY_MODEL, mixer_pattern=("latent_attention",), latent=LatentConfig(8, 4, 4)
     ),

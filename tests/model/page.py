@@ -15,6 +15,11 @@ from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
 
 MESHES = (1, 2, 4, 6)
+HYBRIDS = {
+    "lfm2": {"full_attn_idxs": [2]},
+    "lfm2_vl": {"text_config": {"full_attn_idxs": [2]}},
+}
+"""Keys of published models, where a default configuration has attention alone."""
 
 _HEAD = """# Supported models
 
@@ -25,7 +30,8 @@ A model directory has `config.json` and safetensors in the format of Hugging Fac
 with quantised weights of other programs are refused, but for gpt-oss in MXFP4, which becomes plain while loading.
 `--quantization` quantises while loading ([quantisation.md](quantisation.md)).
 
-LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)).
+LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)); "without states" are those of
+attention and MLPs alone, and PEFT's `all-linear` makes others in layers with states.
 
 """
 _TESTED = """
@@ -108,7 +114,7 @@ for images:
 def _has_adapters(family: Family) -> str:
     """What the table of support says of the family's default configuration."""
     config = family.config_from_hf(
-        {"model_type": family.name, "text_config": {}, **NEEDED.get(family.name, {})}
+        {"model_type": family.name, "text_config": {}, **{**NEEDED, **HYBRIDS}.get(family.name, {})}
     )
     facts = Facts(EngineConfig(enable_lora=True), model=config)
     unmet = any(
@@ -116,7 +122,9 @@ def _has_adapters(family: Family) -> str:
         for need in NEEDS
         if (need.setting, need.moment) == ("enable_lora", "model")
     )
-    return "no" if unmet else "yes"
+    if unmet:
+        return "no"
+    return "without states" if config.has_states else "yes"
 
 
 def _row(name: str) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def test_no_forbidden_import(file: SourceFile) -> None:
         "recorded_answers.py",
         "record_families.py",
         "record_hybrids.py",
+        "record_saved.py",
         "record_published.py",
         "record_smollm2.py",
         "record_transformers.py",

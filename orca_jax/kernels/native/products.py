@@ -12,17 +12,18 @@ from orca_jax.kernels.native.compiler import PACKED_PRODUCTS
 from orca_jax.kernels.native.library import Library
 
 
+def has_products(dtype: jnp.dtype) -> bool:
+    """True if the library multiplies matrices of this type."""
+    return dtype in (jnp.float32, jnp.bfloat16)
+
+
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:
-    """True if a matrix of this shape, as one device holds it, can be packed."""
-    return (
-        dtype in (jnp.float32, jnp.bfloat16)
-        and inputs % inputs_each(dtype) == 0
-        and outputs % library.width == 0
-    )
+    """True if a matrix of this shape, as one device holds it, has whole blocks."""
+    return has_products(dtype) and inputs % inputs_each(dtype) == 0 and outputs % library.width == 0
 
 
 def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]:
-    """Arrange a matrix, or each of a stack, in blocks of columns.
+    """Arrange a matrix, or each of a stack, in blocks of columns. Zeros fill the last ones.
 
     Args:
         matrix: a matrix in float32 or bfloat16.
@@ -32,8 +33,12 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
         float32 `[O / width, I, width]`, or bfloat16 `[O / width, I / 2, 2 * width]`: inputs 2i and 2i + 1 of a column
         are neighbours.
     """
-    *stack, inputs, outputs = matrix.shape
     each = inputs_each(matrix.dtype)
+    *stack, inputs, outputs = matrix.shape
+    missing = [(0, 0)] * len(stack) + [(0, -inputs % each), (0, -outputs % width)]
+    if any(after for _, after in missing):
+        matrix = jnp.pad(matrix, missing)
+        *stack, inputs, outputs = matrix.shape
     parts = matrix.reshape(-1, inputs // each, each, outputs // width, width).transpose(
         0, 3, 1, 4, 2
     )

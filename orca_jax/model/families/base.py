@@ -55,6 +55,7 @@ class Weight:
         first_row: the first row of the parameter in the tensor; 0 in stacked ones.
         others: names of the tensor in older files.
         is_row: True for a vector that is a matrix of one row in the tensor.
+        is_scalar: True for a parameter of one number, whose tensor has no axes.
         is_conv: True for the taps of a convolution: the tensor is [channels, 1, taps], the parameter [taps, channels].
         instead: the row of files that have none of the tensors of this one.
     """
@@ -67,6 +68,7 @@ class Weight:
     first_row: int = 0
     others: tuple[str, ...] = ()
     is_row: bool = False
+    is_scalar: bool = False
     is_conv: bool = False
     instead: "Weight | None" = None
 

@@ -1,6 +1,7 @@
 """The keys and weights shared by the families with experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.families.values import HfConfig, get_int
@@ -46,19 +47,25 @@ def read_experts(
 
 
 def expert_weights(
-    key: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    key: str,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    width: int | None = None,
 ) -> tuple[Weight, ...]:
     """Rows for the router and the experts of a layer, each with tensors of its own.
 
     Args:
         key: the name of the block with both.
         names: the names of the tensors of an expert, in the order gate, up, down.
+        width: that of an expert, if files may have its matrices in two tensors of a layer, as transformers names them.
     """
     expert = f"{key}.experts.{{expert}}"
     rows = [
         Weight(f"{expert}.{name}.weight", f"blocks.mlp.{ours}", transpose=True)
         for name, ours in zip(names, ("gate", "up", "down"), strict=True)
     ]
+    if width is not None:
+        joined = joined_experts(f"{key}.experts.gate_up_proj", f"{key}.experts.down_proj", width)
+        rows = [replace(row, instead=other) for row, other in zip(rows, joined, strict=True)]
     return Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True), *rows
 
 

@@ -63,8 +63,8 @@ def read_shape(
     *,
     defaults: Mapping[str, int] | None = None,
     norm_eps: float = 1e-6,
-    norm_key: str = "rms_norm_eps",
-    activation: tuple[str, str] = ("hidden_act", "silu"),
+    norm_key: str | None = "rms_norm_eps",
+    activation: tuple[str | None, str] = ("hidden_act", "silu"),
     rules: rope.RopeRules = rope.WHOLE_HEADS,
 ) -> ModelConfig:
     """Read the keys `KEYS` of a config.json like Llama's. There are no biases.
@@ -74,8 +74,8 @@ def read_shape(
         family: name of the family.
         defaults: defaults of the sizes; None for those of `SIZES`.
         norm_eps: default of `norm_key`.
-        norm_key: the key of the number in norms.
-        activation: the key of the activation, and its default.
+        norm_key: the key of the number in norms; None: it is the default, always.
+        activation: the key of the activation, and its default; without a key it is the default, always.
         rules: the rules of rotary positions.
 
     Raises:
@@ -86,6 +86,7 @@ def read_shape(
     defaults = {**sizes.SIZES["llama"], **defaults}
     embed = get_int(hf, "hidden_size", defaults["hidden_size"])
     heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
+    activation_key, activation_name = activation
     groups = defaults.get("num_key_value_heads", heads)
     if "num_key_value_heads" in hf:  # null: as heads
         groups = heads
@@ -117,8 +118,8 @@ def read_shape(
         mlp_dim=get_int(hf, "intermediate_size", defaults["intermediate_size"]),
         max_positions=max_positions,
         norm="rmsnorm",
-        norm_eps=get_float(hf, norm_key, norm_eps),
-        activation=get_activation(hf, *activation),
+        norm_eps=norm_eps if norm_key is None else get_float(hf, norm_key, norm_eps),
+        activation=get_activation(hf, activation_key, activation_name),
         gated_mlp=True,
         attention_bias=False,
         mlp_bias=False,
@@ -161,7 +162,7 @@ def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
     return (
         *linears(qkv, attention, "blocks.attention", bias=config.attention_bias),
-        *rows_if(config.qk_norm, *head_norms),
+        *rows_if(config.qk_norm and config.norm_scale, *head_norms),
         *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),
     )
 
@@ -176,10 +177,10 @@ def outer_weights(
         Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
         for ours, theirs in names.items()
     ]
+    norms.append(Weight("norm.weight", "final_norm.scale"))
     return (
         Weight("embed_tokens.weight", "embedding.table"),
-        *norms,
-        Weight("norm.weight", "final_norm.scale"),
+        *rows_if(config.norm_scale, *norms),
         *head(config),
     )
 

@@ -12,11 +12,11 @@ from orca_jax.model.families.base import words
 from orca_jax.model.families.values import (
     HfConfig,
     get_bool,
+    get_cap,
     get_float,
     get_floats,
     get_int,
     get_optional_float,
-    is_number,
     is_same,
     refusal,
 )
@@ -62,6 +62,8 @@ class RopeRules(NamedTuple):
     kinds: tuple[str, ...] | None = None  # the supported ones; None: all but proportional
     default: Mapping[str, Any] = {}  # the object in files without one
     notes: frozenset[str] = frozenset()  # keys of the object without effect
+    # keys beside the objects of types of layers, without effect
+    notes_beside: frozenset[str] = frozenset()
     temperature_key: str | None = None  # of `RopeConfig.temperature`, in the object
 
 
@@ -86,13 +88,7 @@ def read_rope(
     if rules.part is None:
         key, scaling = _chosen(hf, rules.default)
     else:
-        key, scaling = _part(hf, rules.part, rules.default)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
-    if isinstance(kind, str):
-        kind = rules.renamed.get(kind, kind)
-    if kind not in kinds:
-        raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
+        key, scaling = _part(hf, rules.part, rules.default, rules.notes_beside)
     unknown = sorted(
         name
         for name in scaling.keys() - INNER_KEYS - rules.notes - {rules.temperature_key}
@@ -101,6 +97,12 @@ def read_rope(
     if unknown:
         message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
         raise ConfigError(message, param=unknown[0])
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
+    if isinstance(kind, str):
+        kind = rules.renamed.get(kind, kind)
+    if kind not in kinds:
+        raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)
@@ -142,14 +144,14 @@ def _outer_theta(hf: HfConfig, rules: RopeRules) -> float:
     return get_float(hf, rules.theta_key, rules.theta)
 
 
-def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
+def _part(hf: HfConfig, part: str, default: Scaling, notes: frozenset[str]) -> tuple[str, Scaling]:
     """The object for a type of layers, and its key. `rope_scaling` changes layers without a window, as in transformers.
 
-    Gemma 3 and LFM3 have them.
+    Gemma 3 and LFM3 have them. `notes` may be beside the objects.
     """
     parts = _object(hf, "rope_parameters")
     scaling = _object(hf, "rope_scaling")
-    unknown = sorted(parts.keys() - _PARTS)
+    unknown = sorted(parts.keys() - _PARTS - notes)
     if unknown:
         raise refusal("rope_parameters", f"may have only {' and '.join(_PARTS)}", unknown)
     own = default
@@ -158,6 +160,13 @@ def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
     if part == _PARTS[0] and scaling:
         return "rope_scaling", {**own, **scaling}
     return "rope_parameters", own
+
+
+def check_no_scaling(hf: HfConfig) -> None:
+    """Raise ConfigError for `rope_scaling`, in families of which transformers reads `rope_parameters` alone."""
+    if hf.get("rope_scaling") is not None:
+        problem = "has no effect in transformers: use rope_parameters"
+        raise refusal("rope_scaling", problem, hf["rope_scaling"])
 
 
 def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:
@@ -253,18 +262,10 @@ def _yarn(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConf
         beta_fast=get_float(scaling, "beta_fast", 32.0),
         beta_slow=get_float(scaling, "beta_slow", 1.0),
         attention_factor=get_optional_float(scaling, "attention_factor"),
-        mscale=_get_scale(scaling, "mscale"),
-        mscale_all_dim=_get_scale(scaling, "mscale_all_dim"),
+        mscale=get_cap(scaling, "mscale"),
+        mscale_all_dim=get_cap(scaling, "mscale_all_dim"),
         truncate=get_bool(scaling, "truncate", True),
     )
-
-
-def _get_scale(scaling: Scaling, key: str) -> float | None:
-    """A positive number, or None for null and 0."""
-    value = scaling.get(key)
-    if is_number(value) and value == 0:
-        return None
-    return get_optional_float(scaling, key)
 
 
 def _longrope(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:

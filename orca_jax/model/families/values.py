@@ -97,11 +97,19 @@ def get_float(hf: HfConfig, key: str, default: float | None = None) -> float:
     return float(value)
 
 
-def get_optional_float(hf: HfConfig, key: str) -> float | None:
-    """A positive number, or None for null and a missing key; raises `ConfigError` for other values."""
-    if hf.get(key) is None:
+def get_optional_float(hf: HfConfig, key: str, default: float | None = None) -> float | None:
+    """A positive number, or None for null; raises `ConfigError` for other values. A missing key has the default."""
+    if hf.get(key, default) is None:
         return None
-    return get_float(hf, key)
+    return get_float(hf, key, default)
+
+
+def get_cap(hf: HfConfig, key: str) -> float | None:
+    """A positive number, or None for null, 0 and a missing key; raises `ConfigError` for other values."""
+    value = hf.get(key)
+    if is_number(value) and value == 0:
+        return None
+    return get_optional_float(hf, key)
 
 
 def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
@@ -136,8 +144,10 @@ def get_bool(hf: HfConfig, key: str, default: bool) -> bool:
     return value
 
 
-def get_activation(hf: HfConfig, key: str, default: str) -> Activation:
-    """The activation; raises `ConfigError` for an unknown name. Null counts as missing."""
+def get_activation(hf: HfConfig, key: str | None, default: str) -> Activation:
+    """The activation; raises `ConfigError` for an unknown name. Null counts as missing; without a key it is fixed."""
+    if key is None:
+        return _ACTIVATIONS[default]
     name = hf.get(key)
     if name is None:
         name = default

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -31,6 +32,8 @@ type Projections = tuple[
     Float[Array, " H"] | None,
 ]
 """Queries; keys and values, if the layer has some; weights of outputs, one for each head or D; sinks of heads."""
+
+_GATES = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}
 
 
 class Attention(nnx.Module):
@@ -70,7 +73,9 @@ class Attention(nnx.Module):
         self.sinks = optional(config.attention_sinks, make, shape, ("heads",), "zeros")
         self.num_heads = config.num_heads
         self.norms_last = config.qk_norm_last
+        self.clip = config.attention_clip
         gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
+        self.weight_of = _GATES[config.attention_gate_activation]
         # as that of queries, beside it in files
         has_bias = config.attention_bias and config.attention_gate == "all"
         sizes = (embed, gates)
@@ -94,7 +99,7 @@ class Attention(nnx.Module):
         results = project(x, [self.query, *filter(None, [self.key, self.value, self.gate])])
         gate = None
         if self.gate is not None:
-            gate = jax.nn.sigmoid(results.pop()).reshape(tokens, self.num_heads, -1)
+            gate = self.weight_of(results.pop()).reshape(tokens, self.num_heads, -1)
         projected = [unfused(values) for values in results]
         projected = with_adapters(adapters, "attention", x, projected)
         of_queries = rotation and rotation.of_queries
@@ -106,7 +111,7 @@ class Attention(nnx.Module):
             return query, None, None, gate, sinks
         key = self._positioned(projected[1], self.key_norm, rotation)
         value = projected[-1]
-        value = value.reshape(tokens, -1, self.head_dim)
+        value = self._clipped(value.reshape(tokens, -1, self.head_dim))
         return query, key, _normed(self.value_norm, value), gate, sinks
 
     def _positioned(
@@ -115,12 +120,18 @@ class Attention(nnx.Module):
         """Queries or keys of each head, with their norm and rotary positions."""
         if not self.norms_last:
             x = _normed(norm, x)
-        heads = x.reshape(x.shape[0], -1, self.head_dim)
+        heads = self._clipped(x.reshape(x.shape[0], -1, self.head_dim))
         if rotate is not None:
             heads = rotate(heads)
         if self.norms_last:
             heads = _normed(norm, heads)
         return heads
+
+    def _clipped(self, heads: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Numbers at most as far from zero as the model allows."""
+        if self.clip is None:
+            return heads
+        return jnp.clip(heads, -self.clip, self.clip)
 
     def mix[Cache](
         self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache

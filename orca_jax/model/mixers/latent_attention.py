@@ -86,7 +86,8 @@ class LatentAttention(nnx.Module):
         plain = product_of_heads(
             "thn,hnc->thc", query[..., : self.plain], self._weights[:, : self.plain]
         )
-        queries = jnp.concatenate([plain, rotation(query[..., self.plain :])], axis=-1)
+        rotated = rotation(query[..., self.plain :])
+        queries = rotation.tempered(jnp.concatenate([plain, rotated], axis=-1))
         own = jnp.concatenate([self.latent_norm(latent)[:, None], rotation(key[:, None])], axis=-1)
         return queries, jnp.broadcast_to(own, (x.shape[0], self.num_copies, own.shape[-1]))
 

@@ -19,6 +19,7 @@ from orca_jax.kernels.native import (
     Library,
     Packed,
     can_pack,
+    has_products,
     in_stack,
     inputs_each,
     of_experts,
@@ -33,7 +34,8 @@ class PackedMatrix(nnx.Param[Any]):
     """A matrix in the form of `kernels.native.pack`, split over devices as the plain matrix was.
 
     Its metadata are `axes`, the logical axes of layers if it is a stack, of blocks of outputs, of inputs, and of the
-    numbers of a block; and `layout`. In a layer of a stack, the value is a `kernels.native.Packed`.
+    numbers of a block; `layout`; and `sizes`, the inputs and outputs of the plain matrix. One that no devices share may
+    have others than whole blocks hold. In a layer of a stack, the value is a `kernels.native.Packed`.
     """
 
 
@@ -66,8 +68,15 @@ class PackedLayout(NamedTuple):
 def has_packed_form(plain: nnx.Param[Any], library: Library) -> bool:
     """True if a matrix, or each of a stack, has a packed form; see `packed_matrix`."""
     value = plain.get_value()
-    *_, inputs, outputs = layout_of(plain, library, 1).plain_sharding.shard_shape(value.shape)
-    return can_pack(library, inputs, outputs, value.dtype)
+    return _fits(value.shape, layout_of(plain, library, 1), library, value.dtype)
+
+
+def _fits(shape: tuple[int, ...], layout: PackedLayout, library: Library, dtype: jnp.dtype) -> bool:
+    """True if a matrix of this whole shape has a packed form: parts of devices must be whole blocks."""
+    *_, inputs, outputs = layout.plain_sharding.shard_shape(shape)
+    if (inputs, outputs) == shape[-2:]:
+        return has_products(dtype)
+    return can_pack(library, inputs, outputs, dtype)
 
 
 def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
@@ -83,7 +92,8 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
     value = plain.get_value()
     layout = layout_of(plain, library, num_devices)
     pack_as = _packed_shape if isinstance(value, jax.ShapeDtypeStruct) else _packed
-    return PackedMatrix(pack_as(value, layout), axes=layout.packed_axes, layout=layout)
+    sizes = value.shape[-2:]
+    return PackedMatrix(pack_as(value, layout), axes=layout.packed_axes, layout=layout, sizes=sizes)
 
 
 class PackedTable(PackedMatrix):
@@ -92,13 +102,14 @@ class PackedTable(PackedMatrix):
     @property
     def num_rows(self) -> int:
         """Number of rows, with those of padding."""
-        return int(self.get_value().shape[0] * self.get_metadata("layout").width)
+        sizes: tuple[int, int] = self.get_metadata("sizes")
+        return sizes[1]
 
     def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """The rows `index`; one out of range gets the nearest row."""
-        return packed_columns(
-            self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width
-        )
+        index = jnp.clip(index, 0, self.num_rows - 1)
+        found = packed_columns(self[...], index, self.get_metadata("layout").width)
+        return _columns(found, self.get_metadata("sizes")[0])
 
     def scores(
         self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
@@ -111,15 +122,15 @@ def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> n
     """The packed form of a table, or `plain` itself if its shape or type has none; see `packed_matrix`."""
     value = plain.get_value()
     layout = transposed(layout_of(plain, library, num_devices))
-    width, rows = layout.plain_sharding.shard_shape(value.shape[::-1])
-    if not can_pack(library, width, rows, value.dtype):
+    sizes = value.shape[::-1]
+    if not _fits(sizes, layout, library, value.dtype):
         return plain
     held: Array | jax.ShapeDtypeStruct
     if isinstance(value, jax.ShapeDtypeStruct):
-        held = _packed_shape(jax.ShapeDtypeStruct(value.shape[::-1], value.dtype), layout)
+        held = _packed_shape(jax.ShapeDtypeStruct(sizes, value.dtype), layout)
     else:
         held = _packing(layout.width, layout.sharding, is_table=True)(value)
-    return PackedTable(held, axes=layout.packed_axes, layout=layout)
+    return PackedTable(held, axes=layout.packed_axes, layout=layout, sizes=sizes)
 
 
 def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
@@ -128,8 +139,7 @@ def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     if not isinstance(variable, PackedMatrix):
         return value
     layout: PackedLayout = variable.get_metadata("layout")
-    *stack, blocks, rows, _ = value.shape
-    shape = *stack, rows * inputs_each(value.dtype), blocks * layout.width
+    shape = *value.shape[:-3], *variable.get_metadata("sizes")
     if isinstance(variable, PackedTable):
         shape = shape[::-1]
         layout = transposed(layout)
@@ -147,7 +157,9 @@ def width_in_file(variable: nnx.Variable[Any], num_columns: int, *, is_transpose
     if not isinstance(variable, PackedMatrix) or is_transposed == isinstance(variable, PackedTable):
         return 0
     width: int = variable.get_metadata("layout").width
-    if variable.get_value().shape[-3] * width != num_columns:
+    value = variable.get_value()
+    whole = (value.shape[-2] * inputs_each(value.dtype), value.shape[-3] * width)
+    if whole != variable.get_metadata("sizes") or whole[1] != num_columns:
         return 0
     return width
 
@@ -185,9 +197,31 @@ def packed_matmuls(
         packed = [in_stack(value, count) for value in values]
     else:
         packed = [in_stack(value, len(x)) for value in values]
-    return on_shards(
-        partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs
+    products = on_shards(
+        partial(_products, devices=layouts[0].num_devices), x, layouts, packed, specs
     )
+    return [
+        _columns(out, matrix.get_metadata("sizes")[1])
+        for out, matrix in zip(products, matrices, strict=True)
+    ]
+
+
+def _columns(values: Float[Array, "T X"], number: int) -> Float[Array, "T Y"]:
+    """The first columns, without those of filling zeros, if there are some."""
+    if values.shape[1] == number:
+        return values
+    return values[:, :number]
+
+
+def _products(
+    x: Float[Array, "T I"], matrices: Sequence[Packed], devices: int
+) -> list[Float[Array, "T O"]]:
+    """`packed_products`, with zeros for the inputs that fill the matrices."""
+    stack = matrices[0].stack
+    missing = stack.shape[2] * inputs_each(stack.dtype) - x.shape[1]
+    if missing:
+        x = jnp.pad(x, ((0, 0), (0, missing)))
+    return packed_products(x, matrices, devices)
 
 
 def on_shards[T](

@@ -204,6 +204,7 @@ MALFORMED = [
     "NaN",
 ]
 BOOLEANS = {
+    "gating",
     "use_expert_bias",
     "attention_bias",
     "attention_k_eq_v",
@@ -244,6 +245,7 @@ COUNTS = {
     "max_window_layers",
     "moe_layer_start_index",
     "moe_num_shared_experts",
+    "moe_router_logit_softcapping",
     "n_shared_experts",
     "num_dense_layers",
     "num_kv_shared_layers",

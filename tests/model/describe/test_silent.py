@@ -105,6 +105,28 @@ def test_gelu_of_gemma_is_an_approximation() -> None:
         ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window"),
         ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm"),
         ({"model_type": "iquestcoder", "clip_qkv": 8.0}, "clip_qkv"),
+        ({"model_type": "olmo", "clip_qkv": -8.0}, "clip_qkv"),
+        ({"model_type": "olmo", "rms_norm_eps": 1e-6}, "rms_norm_eps"),
+        ({"model_type": "apertus", "hidden_act": "silu"}, "hidden_act"),
+        ({"model_type": "gemma4_unified_text", "enable_moe_block": True}, "enable_moe_block"),
+        ({"model_type": "mistral4", "rope_parameters": {"rope_type": "default"}}, "rope_type"),
+        ({"model_type": "mistral4", "head_dim": 64}, "head_dim"),
+        (
+            {"model_type": "laguna", "num_attention_heads_per_layer": [48, 64] * 20},
+            "heads_per_layer",
+        ),
+        ({"model_type": "laguna", "mlp_only_layers": [0, 1]}, "mlp_only_layers"),
+        ({"model_type": "laguna", "gating_types": ["per_element"] * 40}, "gating_types"),
+        ({"model_type": "laguna", "gating": False}, "gating"),
+        (
+            {
+                "model_type": "laguna",
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": {FULL: {"rope_theta": 1e4}, SLIDING: {"rope_theta": 1e4}},
+            },
+            "partial_rotary_factor",
+        ),
+        ({"model_type": "qwen3_5_text", "output_gate_type": "sigmoid"}, "output_gate_type"),
         ({"model_type": "glm4_moe", "head_dim": 128, "n_group": 3}, "n_group"),
         (
             {"model_type": "glm4_moe", "head_dim": 128, "first_k_dense_replace": 46},

@@ -36,13 +36,15 @@ _TEXTS = (
         "nemotron_h",
         "lfm2_moe",
         "falcon_h1",
+        "mistral4",
+        "mamba2",
     ),
 )
 _OTHERS: Mapping[str, Any] = {
-    **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
+    **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), latents),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), mambas),
-    "nemotron_h": singles,
+    **dict.fromkeys(("nemotron_h", "mamba2"), singles),
 }  # modules with `config` and `layer_shapes`
 _WRAPPERS = {
     "qwen3_5_moe": ("qwen3_5_moe_text", "model.language_model.", ""),
@@ -291,9 +293,10 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         }
         return {names[key]: shape for key, shape in inner}
     embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
-    base = "backbone" if config["model_type"] == "nemotron_h" else "model"
+    base = "backbone" if config["model_type"] in ("nemotron_h", "mamba2") else "model"
     outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
     outer |= {"fal": outer["bam"], "nem": ("embeddings", "norm_f")}
+    outer["mam"] = outer["nem"]
     table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
     shapes: dict[str, tuple[int, ...]] = {
         f"{base}.{table}.weight": (VOCAB, embed),

@@ -26,7 +26,7 @@ def config(family: str, number: int) -> dict[str, Any]:
         "rms_norm_eps": draw.choice((1e-6, 1e-3)),
         "rope_parameters": {"rope_type": "default", "rope_theta": draw.choice((50.0, 1e4))},
     }
-    if number % 2 == 0:
+    if number % 2 == 0 or family == "mistral4":
         sizes = {
             "factor": 4.0,
             "original_max_position_embeddings": 16,
@@ -36,6 +36,8 @@ def config(family: str, number: int) -> dict[str, Any]:
         config["rope_parameters"] |= scaling
     if family == "deepseek_v2":
         del config["rope_interleave"]
+    if family == "mistral4":
+        config["rope_parameters"]["llama_4_scaling_beta"] = 0.3
     return (
         config
         if family == "youtu"
@@ -97,12 +99,16 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     if layer == 0 or config["model_type"] == "youtu":
         return shapes | mlp_shapes("mlp", embed, config["intermediate_size"])
     count, width = config["n_routed_experts"], config["moe_intermediate_size"]
-    for expert in range(count):
-        shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, width)
+    if config["model_type"] == "mistral4":
+        shapes["mlp.experts.gate_up_proj"] = (count, 2 * width, embed)
+        shapes["mlp.experts.down_proj"] = (count, embed, width)
+    else:
+        for expert in range(count):
+            shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, width)
     shapes |= mlp_shapes("mlp.shared_experts", embed, config["n_shared_experts"] * width)
     bias = (
         {}
-        if config["model_type"] == "deepseek_v2"
+        if config["model_type"] in ("deepseek_v2", "mistral4")
         else {"mlp.gate.e_score_correction_bias": (count,)}
     )
     return shapes | bias | {"mlp.gate.weight": (count, embed)}

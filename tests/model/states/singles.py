@@ -5,11 +5,18 @@ from random import Random
 from typing import Any
 
 _MAMBA, _FULL, _MLP, _MOE = "linear_attention", "full_attention", "mlp", "moe"
+_NAMES = (
+    ("mamba_num_heads", "num_heads"),
+    ("mamba_head_dim", "head_dim"),
+    ("ssm_state_size", "state_size"),
+)  # of sizes of Mamba-2, in hybrids and alone
 _LETTERS = {_MAMBA: "M", _FULL: "*", _MLP: "-", _MOE: "E"}
 
 
 def config(family: str, number: int) -> dict[str, Any]:
-    """The part of a config.json of Nemotron-H."""
+    """The part of a config.json that is this family's."""
+    if family == "mamba2":
+        return _mamba2(number)
     draw = Random(f"{family} {number}")
     groups = draw.choice((1, 2))
     kinds = [
@@ -53,12 +60,38 @@ def config(family: str, number: int) -> dict[str, Any]:
     )
 
 
+def _mamba2(number: int) -> dict[str, Any]:
+    """The keys of Mamba-2 without attention."""
+    draw = Random(f"mamba2 {number}")
+    groups = draw.choice((1, 2))
+    heads = groups * draw.choice((2, 4))
+    config: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": draw.choice((2, 3)),
+        "expand": 2,
+        "num_heads": heads,
+        "head_dim": 32 // heads,
+        "n_groups": groups,
+        "state_size": draw.choice((4, 6)),
+        "conv_kernel": draw.choice((2, 4)),
+        "use_conv_bias": number % 3 != 2,
+        "use_bias": number % 3 == 1,
+        "layer_norm_epsilon": 1e-3,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    if number % 2:
+        config["time_step_limit"] = [0.5, 0.9]
+    return config
+
+
 def _letters(kinds: list[str]) -> str:
     return "".join(_LETTERS[kind] for kind in kinds)
 
 
 def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of a layer."""
+    if config["model_type"] == "mamba2":
+        return {"norm.weight": (config["hidden_size"],)} | _mamba(config)
     letters = config.get("hybrid_override_pattern") or _letters(config["layers_block_type"])
     embed, bias = config["hidden_size"], config["mlp_bias"]
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (embed,)}
@@ -104,9 +137,10 @@ def _mlp(key: str, embed: int, inner: int, *, bias: bool) -> dict[str, tuple[int
 
 
 def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    embed, heads = config["hidden_size"], config["mamba_num_heads"]
-    inner = heads * config["mamba_head_dim"]
-    channels = inner + 2 * config["n_groups"] * config["ssm_state_size"]
+    embed = config["hidden_size"]
+    heads, dim, states = (config.get(of_hybrid, config.get(own)) for of_hybrid, own in _NAMES)
+    inner = heads * dim
+    channels = inner + 2 * config["n_groups"] * states
     shapes: dict[str, tuple[int, ...]] = {
         "mixer.in_proj.weight": (inner + channels + heads, embed),
         "mixer.out_proj.weight": (embed, inner),

@@ -107,6 +107,10 @@ def alone(executor: JaxExecutor, num_stages: int, prompt: list[int]) -> list[int
         ("nemotron_h-0", "switched", 2, 1, 1),
         ("nemotron_h-2", "unrolled", 1, 2, 0),
         ("lfm2_moe-0", "switched", 1, 1, 1),
+        ("mamba2-0", "switched", 1, 1, 3),
+        ("mamba2-1", "switched", 2, 1, 0),
+        ("mamba2-2", "unrolled", 1, 2, 0),
+        ("mistral4-0", "switched", 2, 1, 1),
     ],
 )
 def test_the_schedule_changes_no_token(

@@ -48,12 +48,22 @@ _SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_
 
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    fields = {**_attention(hf, config, 512), **_mixture(hf, config), **_inputs(hf, config)}
+    sharing = fields.get("key_sharing")
+    if "experts" in fields and sharing is not None and sharing.mlp_dim != config.mlp_dim:
+        raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
+    return fields
+
+
+def _unified(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return _attention(hf, config, 1024)
+
+
+def _attention(hf: HfConfig, config: ModelConfig, window: int) -> dict[str, Any]:
+    """The fields of a model without inputs of layers and experts; `window` is the default of `sliding_window`."""
     layers = config.num_layers
-    if hf.get("rope_scaling") is not None:
-        raise refusal(
-            "rope_scaling", "has no effect in transformers: use rope_parameters", hf["rope_scaling"]
-        )
-    windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), 512)
+    rope.check_no_scaling(hf)
+    windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), window)
     found = windows.window_pattern
     # the last one never has it
     has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)
@@ -68,28 +78,16 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
             "must leave a layer of each kind with keys of its own",
             num_shared,
         )
-    width = get_count(hf, "hidden_size_per_layer_input", 256)
-    rows = get_int(hf, "vocab_size_per_layer_input", 262144)
-    if width and rows < config.vocab_size:
-        raise refusal(
-            "vocab_size_per_layer_input", f"must be at least vocab_size {config.vocab_size}", rows
-        )
     is_double = get_bool(hf, "use_double_wide_mlp", False)
-    fields = _mixture(hf, config)
-    if fields and is_double and num_shared:
-        raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
-    if num_shared:
-        fields["key_sharing"] = KeySharing(num_shared, (1 + is_double) * config.mlp_dim)
-    if width:
-        fields["layer_inputs"] = LayerInputs(width, rows)
+    sharing = KeySharing(num_shared, (1 + is_double) * config.mlp_dim)
     return {
-        **fields,
         **llama.attention_biases(hf),
         "sliding_window": windows.sliding_window,
         "window_pattern": has_window,
         "rope": replace(positions, rotated_dim=sizes.head_dim),
         "windowed_rope": config.rope,
         "mixer_pattern": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
+        "key_sharing": sharing if num_shared else None,
         "wide": sizes,
         "layer_scale": True,
         "qk_norm": "head",
@@ -99,6 +97,19 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         "embedding_scale": config.embed_dim**0.5,
         "logit_soft_cap": get_optional_float(hf, "final_logit_softcapping"),
     }
+
+
+def _inputs(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The field for inputs of layers beside the stream, if there are some."""
+    width = get_count(hf, "hidden_size_per_layer_input", 256)
+    rows = get_int(hf, "vocab_size_per_layer_input", 262144)
+    if not width:
+        return {}
+    if rows < config.vocab_size:
+        raise refusal(
+            "vocab_size_per_layer_input", f"must be at least vocab_size {config.vocab_size}", rows
+        )
+    return {"layer_inputs": LayerInputs(width, rows)}
 
 
 def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -143,7 +154,11 @@ def _same_sizes(by_layer: Any, wide_layers: list[int]) -> dict[str, Any] | None:
     """The sizes that each of the layers has, none of others; None if `by_layer` is something else."""
     if by_layer == {}:
         return {}
-    if not isinstance(by_layer, dict) or {*map(str, by_layer)} != {*map(str, wide_layers)}:
+    if not isinstance(by_layer, dict):
+        return None
+    # transformers 5.24 writes numbers of as many digits
+    layers = {str(key).lstrip("0") or "0" for key in by_layer}
+    if layers != {*map(str, wide_layers)}:
         return None
     first, *others = by_layer.values()
     if not isinstance(first, dict) or not first.keys() <= {"head_dim", "num_key_value_heads"}:
@@ -233,31 +248,66 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-_NEAR = near_llama(
-    "gemma4_text",
-    "Gemma 4, for texts alone",
-    "Gemma4",
-    LlamaShape(
-        activation="gelu_pytorch_tanh",
-        rules=_LOCAL,
-        is_tied=True,
-        activation_key="hidden_activation",
-    ),
-    _fields,
-    words(
-        "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim "
-        "hidden_size_per_layer_input layer_types moe_intermediate_size num_experts num_global_key_value_heads "
-        "num_kv_shared_layers per_layer_config sliding_window top_k_experts use_double_wide_mlp "
-        "vocab_size_per_layer_input"
-    ),
-    weights,
-    fixed={"use_bidirectional_attention": (None, "vision")},
-    harmless=frozenset({"hidden_act"}),
-    architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
-    prefixes=("model.", "model.language_model.", "language_model.model.", ""),
+_NEAR: dict[str, Any] = {
+    "prefixes": ("model.", "model.language_model.", "language_model.model.", ""),
     # Published files repeat the keys and values of layers that read those of others.
-    ignored=re.compile(
+    "ignored": re.compile(
         r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"
     ),
+}
+_SHAPE = LlamaShape(
+    activation="gelu_pytorch_tanh",
+    rules=_LOCAL,
+    is_tied=True,
+    activation_key="hidden_activation",
 )
-GEMMA4_TEXT: Family = replace(_NEAR, keys=_NEAR.keys - {"rope_theta"})
+_KEYS = words(
+    "attention_bias attention_k_eq_v final_logit_softcapping global_head_dim layer_types num_global_key_value_heads "
+    "num_kv_shared_layers per_layer_config sliding_window use_double_wide_mlp"
+)
+_CAUSAL = {"use_bidirectional_attention": (None, "vision")}
+
+
+def _gemma4(family: Family) -> Family:
+    """The family without `rope_theta`, which transformers does not read."""
+    return replace(family, keys=family.keys - {"rope_theta"})
+
+
+GEMMA4_TEXT = _gemma4(
+    near_llama(
+        "gemma4_text",
+        "Gemma 4, for texts alone",
+        "Gemma4",
+        _SHAPE,
+        _fields,
+        _KEYS
+        | words(
+            "enable_moe_block hidden_size_per_layer_input moe_intermediate_size num_experts top_k_experts "
+            "vocab_size_per_layer_input"
+        ),
+        weights,
+        fixed=_CAUSAL,
+        harmless=frozenset({"hidden_act"}),
+        architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
+        **_NEAR,
+    )
+)
+GEMMA4_UNIFIED_TEXT = _gemma4(
+    near_llama(
+        "gemma4_unified_text",
+        "Gemma 4 12B, for texts alone",
+        "Gemma4Unified",
+        _SHAPE,
+        _unified,
+        _KEYS,
+        weights,
+        fixed={
+            **_CAUSAL,
+            "enable_moe_block": (False, None),
+            "hidden_size_per_layer_input": (0, None),
+        },
+        harmless=frozenset({"hidden_act"}),
+        architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
+        **_NEAR,
+    )
+)

@@ -1,7 +1,12 @@
-"""Families that are a Llama with other defaults, biases or windows: CWM, InternLM 3, IQuest-Coder, Seed-OSS."""
+"""Families that are a Llama with other defaults, biases or windows: CWM, InternLM 3, IQuest-Coder, Seed-OSS.
+
+Apertus has an MLP without a gate, whose activation has parameters.
+"""
 
 from typing import Any
 
+from orca_jax.model.families import llama
+from orca_jax.model.families.base import Weight, linear
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool
@@ -16,6 +21,16 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
 }
+
+_AS_LLAMA = ("LlamaForCausalLM", "LlamaModel")  # the classes that transformers has for these types
+_APERTUS_ROPE = {
+    **_CWM_ROPE,
+    "rope_theta": 12e6,
+    "factor": 8.0,
+}
+_APERTUS_NORMS = {"attention_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"}
+_XIELU = {"alpha_p": "positive", "alpha_n": "negative", "beta": "slope", "eps": "least"}
+_SCALARS = ("beta", "eps")
 
 
 def _cwm(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
@@ -37,6 +52,40 @@ def _seed_oss(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _apertus(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {
+        **llama.attention_biases(hf),
+        "activation": "xielu",
+        "gated_mlp": False,
+        "qk_norm": "head",
+    }
+
+
+def _of_apertus(config: ModelConfig) -> tuple[Weight, ...]:
+    theirs = "layers.{layer}.mlp"
+    activation = [
+        Weight(f"{theirs}.act_fn.{name}", f"blocks.mlp.xielu.{ours}", is_scalar=name in _SCALARS)
+        for name, ours in _XIELU.items()
+    ]
+    return (
+        *llama.outer_weights(config, _APERTUS_NORMS),
+        *llama.attention_weights(config),
+        *linear(f"{theirs}.up_proj", "blocks.mlp.up", bias=False),
+        *linear(f"{theirs}.down_proj", "blocks.mlp.down", bias=False),
+        *activation,
+    )
+
+
+APERTUS = near_llama(
+    "apertus",
+    "Apertus 8B and 70B",
+    "Apertus",
+    LlamaShape(1e-5, activation_key=None, rules=RopeRules(theta=12e6, default=_APERTUS_ROPE)),
+    _apertus,
+    frozenset({"attention_bias"}),
+    _of_apertus,
+    fixed={"hidden_act": ("xielu", None)},
+)
 CWM = near_llama(
     "cwm",
     "CWM",
@@ -52,6 +101,7 @@ INTERNLM3 = near_llama(
     LlamaShape(1e-5),
     _biases,
     BIASES,
+    architectures=(*_AS_LLAMA, "InternLM3ForCausalLM", "InternLM3Model"),
     aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
 )
 IQUESTCODER = near_llama(
@@ -61,6 +111,7 @@ IQUESTCODER = near_llama(
     LlamaShape(1e-5),
     _biases,
     BIASES,
+    architectures=(*_AS_LLAMA, "IQuestCoderForCausalLM", "IQuestCoderModel"),
     fixed={"clip_qkv": (None,)},
     harmless=frozenset({"max_window_layers"}),  # of windows, which are refused
 )

@@ -15,11 +15,11 @@ class LlamaShape(NamedTuple):
     """The arguments of `llama.read_shape`, and the key and the default of ties between the head and the embedding."""
 
     norm_eps: float = 1e-6
-    norm_key: str = "rms_norm_eps"
+    norm_key: str | None = "rms_norm_eps"
     activation: str = "silu"
     rules: RopeRules = WHOLE_HEADS
     is_tied: bool = False
-    activation_key: str = "hidden_act"
+    activation_key: str | None = "hidden_act"
 
 
 def near_llama(
@@ -58,7 +58,8 @@ def near_llama(
         is_tied = get_bool(hf, "tie_word_embeddings", shape.is_tied)
         return replace(config, tied_embeddings=is_tied, **fields(hf, config))
 
-    shared = llama.KEYS - {"rms_norm_eps", "hidden_act"} | {shape.norm_key, shape.activation_key}
+    own = filter(None, (shape.norm_key, shape.activation_key))
+    shared = llama.KEYS - {"rms_norm_eps", "hidden_act"} | {*own}
     usual = {
         "architectures": (f"{prefix}ForCausalLM", f"{prefix}Model"),
         "prefixes": llama.PREFIXES,

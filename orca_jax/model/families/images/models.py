@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
+from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT, GEMMA4_UNIFIED_TEXT
 from orca_jax.model.families.dense.pairs import COHERE2
 from orca_jax.model.families.dense.partly_rotated import EXAONE4
 from orca_jax.model.families.images.glm import GLM4V_MOE_TEXT, GLM4V_TEXT
@@ -10,7 +10,7 @@ from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL3, MISTRAL
-from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V3
+from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V3, MISTRAL4
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
 from orca_jax.model.families.mixtures.near_qwen import ARIA_TEXT
 from orca_jax.model.families.mixtures.qwen_moe import QWEN3_MOE
@@ -70,9 +70,7 @@ WRAPPERS = (
         "qwen3_vl_text",
         tied=False,
     ),
-    wrapper(
-        "llama4", "Llama 4", ("Llama4ForConditionalGeneration",), _LLAMA4, "llama4_text", tied=False
-    ),
+    wrapper("llama4", "Llama 4", ("Llama4ForConditionalGeneration",), _LLAMA4, "llama4_text"),
     wrapper(
         "gemma4",
         "Gemma 4",
@@ -82,8 +80,16 @@ WRAPPERS = (
         tied=True,
     ),
     wrapper(
+        "gemma4_unified",
+        "Gemma 4 12B",
+        _names("Gemma4Unified"),
+        {"gemma4_unified_text": GEMMA4_UNIFIED_TEXT},
+        "gemma4_unified_text",
+        tied=True,
+    ),
+    wrapper(
         "qwen3_5",
-        "Qwen3.5",
+        "Qwen3.5 and Qwen3.6",
         _names("Qwen3_5"),
         {"qwen3_5_text": QWEN3_5_TEXT},
         "qwen3_5_text",
@@ -91,7 +97,7 @@ WRAPPERS = (
     ),
     wrapper(
         "qwen3_5_moe",
-        "Qwen3.5 with experts",
+        "Qwen3.5 and Qwen3.6 with experts",
         _names("Qwen3_5Moe"),
         {"qwen3_5_moe_text": QWEN3_5_MOE_TEXT},
         "qwen3_5_moe_text",
@@ -100,9 +106,9 @@ WRAPPERS = (
     wrapper("internvl", "InternVL 3 and 3.5", _names("InternVL"), _TEXTS, "qwen2", tied=True),
     wrapper(
         "mistral3",
-        "Mistral Small 3.1 and 3.2, Ministral 3",
+        "Mistral Small 3.1, 3.2 and 4, Ministral 3",
         _names("Mistral3"),
-        _TEXTS,
+        {**_TEXTS, "mistral4": MISTRAL4},
         "mistral",
         tied=True,
     ),
@@ -125,6 +131,7 @@ WRAPPERS = (
         _KIMI,
         "deepseek_v3",
         tied=True,
+        layers="blocks",  # as transformers 5.23 writes them
         harmless=_PROJECTION,
     ),
     wrapper(

@@ -25,22 +25,22 @@ _PREFIXES = (
 )
 _HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
 _PARTS = (
-    "aligner|audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|projector|"
-    "video_tower|vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
-    "vq_adaptor"
+    "aligner|audio_tower|connector|embed_audio|embed_tokens_extend|embed_vision|image_newline|image_tower|mlp1|"
+    "mm_projector|multi_modal_projector|projector|video_tower|vision_embed_tokens|vision_embedder|"
+    "vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|vq_adaptor"
 )
-_IGNORED = re.compile(
-    rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
-)
+_IGNORED = rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
 HARMLESS = words(
-    "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size audio_token_id "
-    "boi_token_index downsample_factor downsample_ratio eoi_token_index image_end_token_id image_start_token_id "
-    "ignore_index image_grid_pinpoints image_seq_length image_token_id image_token_index mm_tokens_per_image "
-    "multimodal_projector_bias projection_dim projector_hidden_act projector_layernorm_eps projector_pooling_ratio "
-    "scale_factor spatial_merge_size spatial_pool_mode spatial_pool_stride use_image_newline_parameter "
-    "video_end_token_id video_seq_length video_start_token_id video_token_id video_token_index vision_aspect_ratio "
-    "vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_start_token_id "
-    "vision_token_id vision_use_cls_token visual_indicator_token_ids"
+    "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size "
+    "audio_token_id boa_token_id boa_token_index boi_token_id boi_token_index downsample_factor downsample_ratio "
+    "eoa_token_id eoa_token_index eoi_token_id eoi_token_index ignore_index image_end_token_id "
+    "image_grid_pinpoints image_seq_length image_start_token_id image_token_id image_token_index "
+    "language_model_only mm_tokens_per_image multimodal_projector_bias projection_dim projector_hidden_act "
+    "projector_layernorm_eps projector_pooling_ratio scale_factor spatial_merge_size spatial_pool_mode "
+    "spatial_pool_stride use_image_newline_parameter video_end_token_id video_seq_length video_start_token_id "
+    "video_token_id video_token_index vision_aspect_ratio vision_config vision_end_token_id vision_feature_layer "
+    "vision_feature_select_strategy vision_start_token_id vision_token_id vision_use_cls_token "
+    "visual_indicator_token_ids"
 )
 """Keys of the parts for images and sound."""
 
@@ -54,6 +54,7 @@ def wrapper(
     *,
     tied: bool | None = None,
     is_flat: bool = False,
+    layers: str = "layers",
     harmless: frozenset[str] = frozenset(),
 ) -> Family:
     """The family of a model for images and texts.
@@ -67,6 +68,7 @@ def wrapper(
         tied: default of `tie_word_embeddings` beside `text_config`; None: a head is tied if either of both keys says
             so.
         is_flat: the keys of the texts may be beside those of images, in old files without `text_config`.
+        layers: another name of the layers in files.
         harmless: keys without effect on texts, beside `HARMLESS`.
     """
 
@@ -94,9 +96,13 @@ def wrapper(
 
     def weights(config: ModelConfig) -> tuple[Weight, ...]:
         """Checkpoint keys -> parameters of the texts. An untied head may be inside or outside of their part."""
-        rows = texts[config.text_family or default].weights(config)
+        rows = [
+            replace(row, others=(*row.others, row.key.replace("layers.", f"{layers}.", 1)))
+            for row in texts[config.text_family or default].weights(config)
+        ]
         return with_change(rows, "head.table", others=_HEADS)
 
+    ignored = sorted({family.ignored.pattern for family in texts.values()})
     without_effect = HARMLESS | harmless
     if is_flat:
         without_effect = without_effect.union(*(family.keys for family in texts.values()))
@@ -108,7 +114,8 @@ def wrapper(
         architectures=architectures,
         weights=weights,
         prefixes=_PREFIXES,
-        ignored=_IGNORED,
+        ignored=re.compile("|".join([_IGNORED, *ignored])),
+        has_further_layers=any(family.has_further_layers for family in texts.values()),
         harmless=without_effect,
     )
 

@@ -1,11 +1,12 @@
-"""Families with latent attention: Youtu, DeepSeek V2 and V3, GLM-4.7-Flash.
+"""Families with latent attention: Youtu, DeepSeek V2 and V3, GLM-4.7-Flash, Mistral 4.
 
-The last two have experts chosen by sigmoid scores, DeepSeek V2 by the most probable ones. First layers have none.
+DeepSeek V3 and GLM have experts chosen by sigmoid scores, DeepSeek V2 and Mistral 4 the most probable ones. First
+layers have none.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, words
@@ -25,6 +26,33 @@ _KEYS = llama.KEYS | words(
     "attention_bias kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim rope_interleave v_head_dim"
 )
 _ROPE = rope.RopeRules(kinds=("default", "yarn"))
+_MISTRAL4_ROPE = rope.RopeRules(
+    # with others transformers has the frequencies of whole heads, and fails
+    kinds=("yarn",),
+    default={
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+    notes=frozenset({"max_position_embeddings"}),
+    temperature_key="llama_4_scaling_beta",
+)
+
+
+class LatentDefaults(NamedTuple):
+    """Defaults of `q_lora_rank`, `qk_nope_head_dim`, `v_head_dim` and `kv_lora_rank`."""
+
+    query_rank: int = 1536
+    plain: int = 128
+    value_dim: int = 128
+    rank: int = 512
+
+
+_DEFAULTS = LatentDefaults()
 
 
 def youtu_from_hf(hf: HfConfig) -> ModelConfig:
@@ -45,7 +73,7 @@ def deepseek_v3_from_hf(hf: HfConfig) -> ModelConfig:
 
 def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of GLM-4.7-Flash; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = read_latents(hf, "glm4_moe_lite", (768, 192, 256), norm_eps=1e-5)
+    config = read_latents(hf, "glm4_moe_lite", LatentDefaults(768, 192, 256), norm_eps=1e-5)
     num_dense = dense_layers_first(hf, config.num_layers, 1)
     others = {"routed_scaling_factor": 1.8}
     return replace(
@@ -75,48 +103,70 @@ def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
+def mistral4_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Mistral 4; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = LatentDefaults(1024, 64, 128, 256)
+    config = read_latents(hf, "mistral4", defaults, rules=_MISTRAL4_ROPE, is_share=True)
+    num_dense = get_count(hf, "first_k_dense_replace", 0)
+    found = grouped_experts(hf, config, (128, 4, 2048), num_dense=num_dense)
+    experts = found["experts"]
+    router = replace(experts.router, scores="softmax", has_bias=False)
+    return replace(config, **found | {"experts": replace(experts, router=router)})
+
+
 def read_latents(
     hf: HfConfig,
     family: str,
-    defaults: tuple[int, int, int] = (1536, 128, 128),
+    defaults: LatentDefaults = _DEFAULTS,
     *,
     norm_eps: float = 1e-6,
+    rules: rope.RopeRules = _ROPE,
+    is_share: bool = False,
 ) -> ModelConfig:
     """Read the keys of a model with latent attention, beside those of its MLPs.
 
     Args:
         hf: the configuration.
         family: name of the family.
-        defaults: those of `q_lora_rank`, `qk_nope_head_dim` and `v_head_dim`.
+        defaults: those of sizes.
         norm_eps: default of `rms_norm_eps`.
+        rules: those of rotary positions.
+        is_share: `head_dim` counts all dimensions of a query, of which a share is rotated; False: the rotated ones.
 
     Raises:
         ConfigError: as in `llama.config_from_hf`.
     """
     rotated = get_int(hf, "qk_rope_head_dim", 64)
-    sizes = {**SIZES[family], "head_dim": rotated}
-    config = llama.read_shape(hf, family, defaults=sizes, norm_eps=norm_eps, rules=_ROPE)
-    if config.head_dim != rotated:
-        raise refusal("head_dim", f"must be qk_rope_head_dim {rotated}", config.head_dim)
+    head_dim = get_int(hf, "qk_nope_head_dim", defaults.plain) + rotated
+    width = rotated
+    if is_share:
+        width = head_dim
+        rules = rules._replace(share=rotated / head_dim)
+    sizes = {**SIZES[family], "head_dim": width}
+    config = llama.read_shape(hf, family, defaults=sizes, norm_eps=norm_eps, rules=rules)
+    if config.head_dim != width:
+        raise refusal("head_dim", f"must be {width}, as qk_rope_head_dim says", config.head_dim)
     if config.num_kv_heads != config.num_heads:
         raise refusal(
             "num_key_value_heads",
             f"must be num_attention_heads {config.num_heads}",
             config.num_kv_heads,
         )
-    head_dim = get_int(hf, "qk_nope_head_dim", defaults[1]) + rotated
     positions = config.rope
     assert positions is not None, "read_shape reads them"
+    if (positions.rotated_dim or width) != rotated:
+        problem = f"must give qk_rope_head_dim {rotated} of {width} dimensions"
+        raise refusal("partial_rotary_factor", problem, positions.rotated_dim)
     scale = head_dim**-0.5
     if positions.kind == "yarn" and positions.mscale_all_dim:
         scale *= positions.yarn_magnitude(positions.mscale_all_dim) ** 2
     query_rank = None
-    if hf.get("q_lora_rank", defaults[0]) is not None:
-        query_rank = get_int(hf, "q_lora_rank", defaults[0])
+    if hf.get("q_lora_rank", defaults.query_rank) is not None:
+        query_rank = get_int(hf, "q_lora_rank", defaults.query_rank)
     latent = LatentConfig(
-        rank=get_int(hf, "kv_lora_rank", 512),
+        rank=get_int(hf, "kv_lora_rank", defaults.rank),
         rotated_dim=rotated,
-        value_dim=get_int(hf, "v_head_dim", defaults[2]),
+        value_dim=get_int(hf, "v_head_dim", defaults.value_dim),
         query_rank=query_rank,
         is_interleaved=get_bool(hf, "rope_interleave", True),
     )
@@ -247,4 +297,13 @@ GLM4_MOE_LITE = _with_experts(
     keys=frozenset({"mlp_layer_types"}),
     scores="sigmoid",
     fixed={"topk_method": ("noaux_tc", None)},
+)
+MISTRAL4 = _with_experts(
+    "mistral4",
+    "Mistral Small 4, for texts alone",
+    "Mistral4",
+    mistral4_from_hf,
+    keys=frozenset({"first_k_dense_replace"}),
+    scores="softmax",
+    fixed={},
 )

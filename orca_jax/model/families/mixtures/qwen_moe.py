@@ -1,6 +1,5 @@
 """Qwen2 and Qwen3 with experts in all layers. Qwen2 has another expert of all tokens."""
 
-from dataclasses import replace
 from typing import Any
 
 from orca_jax.model.families import experts, llama
@@ -49,17 +48,8 @@ def _experts(hf: HfConfig, defaults: tuple[int, int], shared_dim: int = 0) -> Ex
 
 def moe_weights(width: int | None = None) -> tuple[Weight, ...]:
     """The weights of experts and of the shared expert. `width` of an expert: files may have one tensor for all."""
-    rows = experts.expert_weights(_MOE)
-    if width is not None:
-        joined = experts.joined_experts(
-            f"{_MOE}.experts.gate_up_proj", f"{_MOE}.experts.down_proj", width
-        )
-        rows = (
-            rows[0],
-            *(replace(row, instead=other) for row, other in zip(rows[1:], joined, strict=True)),
-        )
     return (
-        *rows,
+        *experts.expert_weights(_MOE, width=width),
         *llama.mlp_weights(f"{_MOE}.shared_expert", "blocks.mlp.shared.mlp", bias=False),
         Weight(f"{_MOE}.shared_expert_gate.weight", "blocks.mlp.shared.weight", transpose=True),
     )

@@ -130,7 +130,7 @@ def mixture_weights(config: ModelConfig) -> tuple[Weight, ...]:
     shared = llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
     dense = llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
     return (
-        *expert_weights(_MLP),
+        *expert_weights(_MLP, width=config.mlp_dim),
         *rows_if(experts.router.has_bias, bias),
         *rows_if(experts.shared_dim, *shared),
         *rows_if(experts.dense_layers, *dense),
@@ -181,6 +181,7 @@ GLM4_MOE = near_llama(
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | _NEXT_TOKENS,
+    has_further_layers=True,
 )
 SOLAR_OPEN = near_llama(
     "solar_open",

@@ -67,6 +67,20 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
         and get_int(hf, "mamba_d_head") != inner // heads
     ):
         raise refusal("mamba_d_head", f'must be {inner // heads} or "auto"', hf["mamba_d_head"])
+    return MambaConfig(
+        num_heads=heads,
+        head_dim=inner // heads,
+        num_groups=groups,
+        state_dim=get_int(hf, "mamba_d_state", 256),
+        width=width,
+        has_bias=get_bool(hf, "mamba_proj_bias", False),
+        has_conv_bias=get_bool(hf, "mamba_conv_bias", True),
+        step_limits=read_step_limits(hf),
+    )
+
+
+def read_step_limits(hf: HfConfig) -> tuple[float, float]:
+    """Read `time_step_limit`; raises `ConfigError` for values that are no limits."""
     limits = hf.get("time_step_limit")
     if limits is None:
         limits = [0.0, math.inf]
@@ -81,16 +95,7 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
         raise refusal(
             "time_step_limit", "must be a list of two numbers, the smaller one first", limits
         )
-    return MambaConfig(
-        num_heads=heads,
-        head_dim=inner // heads,
-        num_groups=groups,
-        state_dim=get_int(hf, "mamba_d_state", 256),
-        width=width,
-        has_bias=get_bool(hf, "mamba_proj_bias", False),
-        has_conv_bias=get_bool(hf, "mamba_conv_bias", True),
-        step_limits=(float(limits[0]), float(limits[1])),
-    )
+    return float(limits[0]), float(limits[1])
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:

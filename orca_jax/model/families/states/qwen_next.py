@@ -173,11 +173,12 @@ QWEN3_NEXT = near_llama(
 _OF_TEXTS: dict[str, Any] = {
     "prefixes": ("model.language_model.", *llama.PREFIXES),
     "ignored": _IGNORED,
-    "fixed": {"attn_output_gate": (True, None)},
+    # the second one is of the delta rule, in Qwen3.6
+    "fixed": {"attn_output_gate": (True, None), "output_gate_type": ("swish", "silu", None)},
 }
 QWEN3_5_TEXT = near_llama(
     "qwen3_5_text",
-    "Qwen3.5, for texts alone",
+    "Qwen3.5 and Qwen3.6, for texts alone",
     "Qwen3_5",
     LlamaShape(rules=_ROPE_OF_IMAGES),
     _mixers,
@@ -189,7 +190,7 @@ QWEN3_5_TEXT = near_llama(
 )
 QWEN3_5_MOE_TEXT = near_llama(
     "qwen3_5_moe_text",
-    "Qwen3.5 with experts, for texts alone",
+    "Qwen3.5 and Qwen3.6 with experts, for texts alone",
     "Qwen3_5Moe",
     LlamaShape(rules=_ROPE_OF_IMAGES),
     _qwen3_5_moe,

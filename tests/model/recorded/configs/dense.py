@@ -359,6 +359,43 @@ def gemma4_text(draw: Random, number: int) -> Config:
     )
 
 
+def gemma4_unified_text(draw: Random, number: int) -> Config:
+    """Gemma 4 12B: without inputs of layers and experts."""
+    config = without(
+        gemma4_text(draw, 2 * (number % 2)),
+        "hidden_size_per_layer_input",
+        "vocab_size_per_layer_input",
+    )
+    if number % 2:
+        return config
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    return without(config, "num_kv_shared_layers", "use_double_wide_mlp") | keys
+
+
+def olmo(draw: Random, number: int) -> Config:
+    """OLMo 1."""
+    config = without(llama(draw, number), "head_dim", "rms_norm_eps") | {"rope_theta": theta(draw)}
+    clip = draw.choice((0.4, 0.8)) if number % 2 == 0 else None
+    return config | {"attention_bias": draw.random() < 0.5, "clip_qkv": clip}
+
+
+def nanochat(draw: Random, number: int) -> Config:
+    """nanochat."""
+    config = without(llama(draw, number), "head_dim") | {
+        "rope_parameters": rope(draw, kinds=("default", "yarn")),
+        "attention_bias": draw.random() < 0.5,
+    }
+    return config | {"final_logit_softcapping": (2.0, None, 20.0)[number % 3]}
+
+
+def apertus(draw: Random, number: int) -> Config:
+    """Apertus."""
+    config = without(llama(draw, number), "head_dim") | {
+        "rope_parameters": rope(draw, kinds=("llama3", "default"))
+    }
+    return config | {"attention_bias": draw.random() < 0.5}
+
+
 DENSE: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -393,5 +430,9 @@ DENSE: dict[str, Callable[[Random, int], Config]] = {
         phi,
         gptj,
         gemma4_text,
+        gemma4_unified_text,
+        olmo,
+        nanochat,
+        apertus,
     )
 }

@@ -289,6 +289,33 @@ def llama4_text(draw: Random, number: int) -> Config:
     }
 
 
+def laguna(draw: Random, number: int) -> Config:
+    """Laguna: other positions, and mostly other heads, in layers with a window."""
+    config = llama(draw, number) | {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "sliding_window": draw.choice((3, 7)),
+        "layer_types": [FULL, SLIDING, SLIDING, FULL],
+    }
+    scaled = rope(draw, kinds=("yarn", "default")) | {"partial_rotary_factor": 0.5}
+    plain = {"rope_type": "default", "rope_theta": theta(draw), "partial_rotary_factor": 1.0}
+    heads = ([4, 6, 6, 4], [2, 2, 2, 2], [6, 4, 4, 6])[number % 3]
+    return config | {
+        "rope_parameters": {FULL: scaled, SLIDING: plain},
+        "num_attention_heads_per_layer": heads,
+        "gating": (True, "per-element", "per-head")[number % 3],
+        "mlp_layer_types": ["dense"] * (number % 3) + ["sparse"] * (4 - number % 3),
+        "num_experts": 6,
+        "num_experts_per_tok": draw.choice((1, 2, 3)),
+        "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": draw.choice((8, 12)),
+        "moe_routed_scaling_factor": draw.choice((1.5, 2.5)),
+        "moe_router_logit_softcapping": 0.5 if number % 2 == 0 else 0.0,
+    }
+
+
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -310,5 +337,6 @@ MIXTURES: dict[str, Callable[[Random, int], Config]] = {
         mellum,
         aria_text,
         llama4_text,
+        laguna,
     )
 }
