@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
 
@@ -20,6 +21,8 @@ from tests.shapes.hook import check_shapes
 
 __all__ = ["anyio_backend", "idle_server", "server"]
 FAKE_CPU_DEVICES = 8
+NUMBERS = frozenset({"embeddings", "exec", "kernels", "lora", "model"})
+"""Folders of tests that compare numbers with those of others, and not tokens alone."""
 CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.tools.ranker")
 
 # Each run tests properties on the same examples, which depend on the test alone, and neither on the time nor on the
@@ -186,6 +189,19 @@ def quick_compiles() -> Iterator[None]:
     from tests.programs import compiled_with
 
     with compiled_with(optimised=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def programs_of_users(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile as users do in the folders that compare numbers, unless a test needs equal tokens alone."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder not in NUMBERS or "quick_compiles" in request.fixturenames:
+        yield
+        return
+    from tests.programs import compiled_with
+
+    with compiled_with(optimised=True):
         yield
 
 

@@ -54,7 +54,7 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
 @pytest.mark.parametrize(
     ("stages", "is_lost"),
     [
-        pytest.param(1, False, id="tensor", marks=pytest.mark.slow),
+        pytest.param(1, False, id="tensor"),
         pytest.param(1, True, id="tensor, a loss", marks=pytest.mark.slow),
         pytest.param(2, True, id="pipeline, a loss", marks=pytest.mark.slow),
     ],

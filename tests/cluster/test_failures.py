@@ -82,7 +82,7 @@ def test_a_stopped_worker_is_lost_by_its_silence() -> None:
     ("fault", "reason", "status"),
     [
         pytest.param(STUCK, "worker 1", ExitStatus.CLUSTER_LOST, marks=pytest.mark.slow),
-        pytest.param(DIVERGING, "has diverged", ExitStatus.CLUSTER_LOST, marks=pytest.mark.slow),
+        (DIVERGING, "has diverged", ExitStatus.CLUSTER_LOST),
         pytest.param(
             FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED, marks=pytest.mark.slow
         ),
@@ -98,7 +98,6 @@ def test_a_faulty_worker(fault: str, reason: str, status: ExitStatus) -> None:
     assert any(reason in line for line in two.server.errors)
 
 
-@pytest.mark.slow
 def test_the_end_of_the_leaders_engine_ends_the_workers() -> None:
     with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         lose(two, two.server.engine().kill)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
-PART = 8
+PART = 4
 
 
 def holds_for(
@@ -17,7 +17,7 @@ def holds_for(
     """A decorator of a property, below which its parameters stand. A slow twin with all examples joins its module.
 
     Args:
-        count: number of all examples; the default run has an eighth of them.
+        count: number of all examples; the default run has a fourth of them.
         strategies: strategies of the arguments, as for `given`.
     """
 

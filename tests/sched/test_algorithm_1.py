@@ -22,7 +22,7 @@ from tests.sched.algorithm_1 import Req, World
 from tests.sched.lab import Lab, groups_of
 
 EOS = 7
-FEW, MANY = 25, 6000
+FEW, MANY = 50, 6000
 Oracle = Callable[[World, int, int, int], Iterator[str]]
 
 

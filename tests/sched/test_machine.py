@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class TestMachine(Machine.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=12, stateful_step_count=100, deadline=None)
+    settings = settings(max_examples=30, stateful_step_count=100, deadline=None)
 
 
 @pytest.mark.slow
