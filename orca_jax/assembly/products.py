@@ -74,12 +74,12 @@ def _chosen(facts: Facts, directory: str | None) -> Products:
     if facts.has_few_bits:
         # a published file has plain tables, whose bytes weigh; those of GGUF are in few bits
         is_published = facts.known.stored is not None
-        if is_auto and is_published and _is_measured("bfloat16") and _is_narrow(facts):
+        if is_auto and is_published and _is_measured("bfloat16") and _is_narrow(facts.source):
             dtype = "bfloat16"
         return Products(dtype, library._replace(activation_bits=16 if is_auto else 0))
     from orca_jax.assembly.trial import is_faster
 
-    for each in ("bfloat16", dtype) if is_auto and _is_narrow(facts) else (dtype,):
+    for each in ("bfloat16", dtype) if is_auto and _is_narrow(facts.source) else (dtype,):
         if (
             wanted == "native"
             or _is_measured(each)
@@ -89,11 +89,11 @@ def _chosen(facts: Facts, directory: str | None) -> Products:
     return Products(dtype, None)
 
 
-def _is_narrow(facts: Facts) -> bool:
+def _is_narrow(source: str) -> bool:
     """True if the checkpoint has its weights in bfloat16."""
     from orca_jax.model.stored_type import stored_dtype
 
-    return stored_dtype(facts.source) == "bfloat16"
+    return stored_dtype(source) == "bfloat16"
 
 
 def _loaded(facts: Facts, directory: str | None) -> "Library | None":

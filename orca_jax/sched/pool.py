@@ -13,10 +13,11 @@ from orca_jax.sched.admission import (
     check_params,
     check_prompt,
 )
+from orca_jax.sched.drafts.counts import DraftCounts
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sched.prefix import NO_HIT, Hit
-from orca_jax.sched.request import DraftCounts, Request, State, advance, append, update_of
+from orca_jax.sched.request import Request, State, advance, append, update_of
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import (

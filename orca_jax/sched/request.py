@@ -173,25 +173,6 @@ def id_bytes(ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
-@dataclass(slots=True)
-class DraftCounts:
-    """Totals of speculation since start."""
-
-    num_drafts: int = 0  # proposals, each of one or several tokens
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)  # by the place in the proposal
-
-    def add_proposal(self, num_proposed: int, num_accepted: int) -> None:
-        """Count a verified proposal."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_proposed
-        self.num_accepted_tokens += num_accepted
-        self.accepted_per_pos += [0] * (num_proposed - len(self.accepted_per_pos))
-        for place in range(num_accepted):
-            self.accepted_per_pos[place] += 1
-
-
 def advance(request: Request, member: Member, result: MemberResult) -> None:
     """Count an iteration, the tokens drawn in it, and the scores of the prompt's ids.
 

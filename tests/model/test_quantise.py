@@ -330,7 +330,7 @@ def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
         for size in ((32, 48), (32, 48), (48, 32))
     ]
     held = [in_kind(stack, kind) for stack in plain]
-    each = [zip(*map(np.asarray, stack), strict=True) for stack in held]
+    each = [zip(np.asarray(stack.values), np.asarray(stack.scale), strict=True) for stack in held]
     stands_for = ExpertKernels(
         *(np.stack([numbers(Quantised(*parts), kind) for parts in stack]) for stack in each)
     )

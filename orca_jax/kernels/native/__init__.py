@@ -3,7 +3,6 @@
 from orca_jax.kernels.native.attention import attend_in_c
 from orca_jax.kernels.native.few_bits import (
     INPUTS,
-    FewBits,
     PackedBits,
     bits_in_stack,
     bits_of_experts,
@@ -14,6 +13,7 @@ from orca_jax.kernels.native.few_bits import (
     part_inputs,
     unpack_columns,
 )
+from orca_jax.kernels.native.integers import FewBits
 from orca_jax.kernels.native.library import Library, load_library, require_library
 from orca_jax.kernels.native.products import (
     LayerRows,

@@ -23,12 +23,12 @@ from orca_jax.model.families.mixtures.deepseek import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4_MOE_LITE,
-    MISTRAL4,
     YOUTU,
 )
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
 from orca_jax.model.families.mixtures.laguna import LAGUNA
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
+from orca_jax.model.families.mixtures.mistral4 import MISTRAL4
 from orca_jax.model.families.mixtures.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.near_qwen import NEAR_QWEN
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID

@@ -2,7 +2,9 @@
 
     config.py    the `quantization_config` of a config.json
     tensors.py   the matrices that several tensors make together
+    parts.py     checks of these tensors
     integers.py  integers with scales and zero points, in 4 or 8 bits
+    words.py     the orders of integers in files
     numbers.py   floating-point numbers with scales, in 4 or 8 bits
     load.py      the parameters of a decoder
 

@@ -1,11 +1,6 @@
 """Matrices of integers in 4 or 8 bits: an entry is `scale * (number - zero point)`, with both for a group of inputs.
 
-    AwqMatrix         words of 8 outputs in an order of their own (AWQ, `version: gemm`)
-    GptqMatrix        words of some inputs (GPTQ)
-    CompressedMatrix  words of some inputs (compressed-tensors, `pack-quantized`)
-    ByteMatrix        bytes (compressed-tensors, `int-quantized`)
-
-The rows of the first two are inputs, and those of the others outputs.
+`words.py` has the orders of numbers in files.
 """
 
 import math
@@ -27,10 +22,6 @@ from orca_jax.model.packed.grouped import (
     grouped_integers,
 )
 from orca_jax.values.config import Quantization
-
-WORD_BITS = 32
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The place of each of 8 outputs in a word."""
 
 
 class TensorPart(NamedTuple):
@@ -57,7 +48,7 @@ class TensorPart(NamedTuple):
         return values.reshape(self.tensor.shape)
 
 
-class _Columns(NamedTuple):
+class MatrixColumns(NamedTuple):
     """Numbers uint8 [O, I], scales and zero points [O, G] of some outputs."""
 
     numbers: np.ndarray
@@ -122,8 +113,8 @@ class IntegerMatrix:
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""
         stop = start + len(values)
-        scales, zeros = self._factors(start, stop)
-        np.subtract(self._unpacked(start, stop), zeros, out=values, dtype=np.float32)
+        scales, zeros = self.factors_of(start, stop)
+        np.subtract(self.rows_from(start, stop), zeros, out=values, dtype=np.float32)
         values *= scales
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
@@ -157,7 +148,7 @@ class IntegerMatrix:
         outputs = self.outputs
         if outputs is None:
             outputs = np.arange(self.shape[0])
-        return grouped_integers(*self._reader()(outputs), self.bits)
+        return grouped_integers(*self.reader()(outputs), self.bits)
 
     @property
     def input_order(self) -> np.ndarray | None:
@@ -172,7 +163,7 @@ class IntegerMatrix:
         Raises:
             OSError: the file cannot be read.
         """
-        read = self._reader()
+        read = self.reader()
         order = self.input_order
         each = max(1, STRIPE_BYTES // (self.shape[1] * width)) * width
         for start in range(0, num_blocks * width, each):
@@ -192,21 +183,21 @@ class IntegerMatrix:
             return self.outputs[start:stop]
         return np.arange(min(start, self.shape[0]), min(stop, self.shape[0]))
 
-    def _reader(self) -> Callable[[np.ndarray], _Columns]:
+    def reader(self) -> Callable[[np.ndarray], MatrixColumns]:
         """A function for the columns of some outputs. All rows are read once. Raises OSError."""
-        numbers = self._unpacked(0, self.num_rows)
+        numbers = self.rows_from(0, self.num_rows)
         scales = self.scales.all().astype(np.float32)
         zeros = None
         if self.zeros is not None:
             zeros = self.zero_points(0, self.num_groups)
 
-        def columns(outputs: np.ndarray) -> _Columns:
+        def columns(outputs: np.ndarray) -> MatrixColumns:
             of_outputs = None if zeros is None else zeros[:, outputs].T
-            return _Columns(numbers[:, outputs].T, scales[:, outputs].T, of_outputs)
+            return MatrixColumns(numbers[:, outputs].T, scales[:, outputs].T, of_outputs)
 
         return columns
 
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
+    def rows_from(self, start: int, stop: int) -> np.ndarray:
         """Some rows as numbers from 0 on, uint8 [rows, columns]. Raises OSError."""
         raise NotImplementedError
 
@@ -214,7 +205,7 @@ class IntegerMatrix:
         """The zero points of some rows of scales, in float32. Raises OSError."""
         raise NotImplementedError
 
-    def _factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | float]:
+    def factors_of(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | float]:
         """The scales and the zero points of some rows, in float32. Raises OSError."""
         groups = self.group_of_input[start:stop]
         first = int(groups.min())
@@ -236,108 +227,6 @@ class IntegerMatrix:
             return self.groups
         inputs = self.shape[1]
         return np.arange(inputs) // (inputs // self.num_groups)
-
-
-class GptqMatrix(IntegerMatrix):
-    """Words of some inputs of an output, int32 [I * bits / 32, O]; zero points are in words of outputs."""
-
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
-        each = WORD_BITS // self.bits
-        first = start // each
-        words = self.numbers.rows(first, -(-stop // each))
-        numbers = unpacked(words, self.bits).swapaxes(1, 2).reshape(-1, words.shape[1])
-        return numbers[start - first * each : stop - first * each]
-
-    def zero_points(self, start: int, stop: int) -> np.ndarray:
-        assert self.zeros is not None, "checked by the caller"
-        words = self.zeros.rows(start, stop)
-        zeros = unpacked(words, self.bits).reshape(len(words), -1)
-        return zeros.astype(np.float32) + np.float32(self.zero_offset)
-
-
-class AwqMatrix(IntegerMatrix):
-    """Words of eight outputs of an input, int32 [I, O / 8]; zero points are in such words too."""
-
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
-        return _awq_numbers(self.numbers.rows(start, stop))
-
-    def zero_points(self, start: int, stop: int) -> np.ndarray:
-        assert self.zeros is not None, "checked by the caller"
-        return _awq_numbers(self.zeros.rows(start, stop)).astype(np.float32)
-
-
-class CompressedMatrix(IntegerMatrix):
-    """Words of some inputs, int32 [O, I * bits / 32]; scales are [O, G], and zero points in words of outputs [., G]."""
-
-    @property
-    def is_turned(self) -> bool:
-        return False
-
-    @property
-    def num_groups(self) -> int:
-        return self.scales.tensor.shape[1]
-
-    def _reader(self) -> Callable[[np.ndarray], _Columns]:
-        def columns(outputs: np.ndarray) -> _Columns:
-            first = int(outputs.min(initial=self.shape[0]))
-            last = int(outputs.max(initial=first - 1)) + 1
-            own = outputs - first
-            zeros = None
-            if self.zeros is not None:
-                zeros = self.zero_points(first, last)[own]
-            scales = self.scales.rows(first, last).astype(np.float32)
-            return _Columns(self._unpacked(first, last)[own], scales[own], zeros)
-
-        return columns
-
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
-        words = self.numbers.rows(start, stop)
-        return unpacked(words, self.bits).reshape(len(words), -1)[:, : self.shape[1]]
-
-    def zero_points(self, start: int, stop: int) -> np.ndarray:
-        assert self.zeros is not None, "checked by the caller"
-        each = WORD_BITS // self.bits
-        first = start // each
-        words = self.zeros.rows(first, -(-stop // each))
-        zeros = unpacked(words, self.bits).swapaxes(1, 2).reshape(-1, words.shape[1])
-        return zeros[start - first * each : stop - first * each].astype(np.float32)
-
-    def _factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray | float]:
-        scales = self.scales.rows(start, stop).astype(np.float32)[:, self.group_of_input]
-        if self.zeros is None:
-            return scales, self.middle
-        return scales, self.zero_points(start, stop)[:, self.group_of_input]
-
-
-class ByteMatrix(CompressedMatrix):
-    """Signed integers of 8 bits, int8 [O, I] (compressed-tensors, `int-quantized`)."""
-
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
-        return self.numbers.rows(start, stop).view(np.uint8) ^ np.uint8(128)
-
-
-def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of words, the lowest bits first.
-
-    Args:
-        words: int32 [rows, columns].
-        bits: the size of a number, 4 or 8.
-
-    Returns:
-        uint8 [rows, columns, numbers of a word].
-    """
-    stored = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
-    if bits == 8:
-        return stored
-    numbers = np.empty((*words.shape, 4, 2), np.uint8)
-    numbers[..., 0] = stored & 15
-    numbers[..., 1] = stored >> 4
-    return numbers.reshape(*words.shape, 8)
-
-
-def _awq_numbers(words: np.ndarray) -> np.ndarray:
-    """The numbers of words [rows, O / 8], in the order of outputs."""
-    return unpacked(words, 4)[..., _AWQ_ORDER].reshape(len(words), -1)
 
 
 def _with_rows(values: np.ndarray, count: int) -> np.ndarray:

@@ -3,25 +3,29 @@
 What a matrix is follows from the tensors beside it and not from lists of layers in config.json.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
-
-import numpy as np
 
 from orca_jax.model.families.base import words
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import TensorRows
-from orca_jax.model.published.integers import (
+from orca_jax.model.published.integers import IntegerMatrix, TensorPart
+from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix, Fp4Matrix
+from orca_jax.model.published.parts import (
+    Parts,
+    Unfit,
+    check_part,
+    groups_of,
+    sizes_of,
+)
+from orca_jax.model.published.words import (
     WORD_BITS,
     AwqMatrix,
     ByteMatrix,
     CompressedMatrix,
     GptqMatrix,
-    IntegerMatrix,
-    TensorPart,
 )
-from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix, Fp4Matrix
 from orca_jax.values.layer_config import StoredForm
 
 UNREAD = (
@@ -35,11 +39,6 @@ UNREAD = (
 """Ends of tensors that quantise activations or the KV cache, which keep their types."""
 
 _SCALE_TYPES = ("F32", "F16", "BF16")
-type Parts = Mapping[str, TensorPart]
-
-
-class Unfit(Exception):
-    """Tensors that make no matrix. The text names what is wrong."""
 
 
 @dataclass
@@ -107,19 +106,19 @@ def _by_stem(tensors: Iterable[str], names: Collection[str]) -> dict[str, dict[s
 def _gptq(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | None:
     if "qweight" not in parts:
         return None
-    words, outputs = _sizes(parts, "qweight", "I32")
+    words, outputs = sizes_of(parts, "qweight", "I32")
     inputs = words * WORD_BITS // form.bits
     matrix = _by_inputs(GptqMatrix, key, parts, form, (outputs, inputs))
     if form.is_ordered and "g_idx" not in parts:
         raise Unfit("g_idx is missing, and config.json has desc_act true")
-    groups = _groups(parts, "g_idx", inputs, matrix.num_groups)
+    groups = groups_of(parts, "g_idx", inputs, matrix.num_groups)
     return replace(matrix, groups=groups, zeros=_needed_zeros(matrix))
 
 
 def _awq(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | None:
     if "qweight" not in parts:
         return None
-    inputs, words = _sizes(parts, "qweight", "I32")
+    inputs, words = sizes_of(parts, "qweight", "I32")
     return _by_inputs(AwqMatrix, key, parts, form, (words * WORD_BITS // form.bits, inputs))
 
 
@@ -133,8 +132,8 @@ def _by_inputs(
         groups = -(-inputs // form.group_size)
     if outputs * form.bits % WORD_BITS or inputs % groups:
         raise Unfit(f"{inputs} inputs and {outputs} outputs do not fill groups and words")
-    _check(parts, "scales", _SCALE_TYPES, (groups, outputs))
-    _check(parts, "qzeros", ("I32",), (groups, outputs * form.bits // WORD_BITS))
+    check_part(parts, "scales", _SCALE_TYPES, (groups, outputs))
+    check_part(parts, "qzeros", ("I32",), (groups, outputs * form.bits // WORD_BITS))
     return kind(
         key=key,
         shape=shape,
@@ -169,20 +168,20 @@ def _scaled(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | FloatMa
 
 
 def _packed(key: str, parts: Parts) -> IntegerMatrix:
-    rows, words = _sizes(parts, "weight_packed", "I32")
-    _check(parts, "weight_shape", ("I64", "I32"), (2,))
+    rows, words = sizes_of(parts, "weight_packed", "I32")
+    check_part(parts, "weight_shape", ("I64", "I32"), (2,))
     outputs, inputs = (int(size) for size in parts["weight_shape"].all())
     bits = next((bits for bits in (4, 8) if -(-inputs * bits // WORD_BITS) == words), None)
     if outputs != rows or bits is None:
         raise Unfit(
             f"weight_shape {outputs} x {inputs} has no {rows} x {words} words of 4 or 8 bits"
         )
-    _, groups = _sizes(parts, "weight_scale", *_SCALE_TYPES)
-    _check(parts, "weight_scale", _SCALE_TYPES, (outputs, groups))
+    _, groups = sizes_of(parts, "weight_scale", *_SCALE_TYPES)
+    check_part(parts, "weight_scale", _SCALE_TYPES, (outputs, groups))
     if groups < 1 or inputs % groups:
         raise Unfit(f"{inputs} inputs do not fill {groups} groups")
     if "weight_zero_point" in parts:
-        _check(parts, "weight_zero_point", ("I32",), (-(-outputs * bits // WORD_BITS), groups))
+        check_part(parts, "weight_zero_point", ("I32",), (-(-outputs * bits // WORD_BITS), groups))
     return CompressedMatrix(
         key=key,
         shape=(outputs, inputs),
@@ -190,7 +189,7 @@ def _packed(key: str, parts: Parts) -> IntegerMatrix:
         numbers=parts["weight_packed"],
         scales=parts["weight_scale"],
         zeros=parts.get("weight_zero_point"),
-        groups=_groups(parts, "weight_g_idx", inputs, groups),
+        groups=groups_of(parts, "weight_g_idx", inputs, groups),
     )
 
 
@@ -201,7 +200,7 @@ def _bytes(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | FloatMat
         return None
     if "weight_zero_point" in parts:
         raise Unfit("weight_zero_point beside numbers of 8 bits is not read")
-    outputs, inputs = _sizes(parts, "weight", "I8", "F8_E4M3")
+    outputs, inputs = sizes_of(parts, "weight", "I8", "F8_E4M3")
     block = _block_of(parts[name].tensor, (outputs, inputs), form)
     is_integer = parts["weight"].tensor.dtype == "I8"
     if is_integer and block[0] == 1 and len(parts[name].tensor.shape) == 2:
@@ -241,11 +240,11 @@ def _fp4(key: str, stored: str, parts: Parts) -> FloatMatrix | None:
     whole = "weight_global_scale" if stored == "weight_packed" else "weight_scale_2"
     if whole not in parts:
         return None
-    outputs, half = _sizes(parts, stored, "U8")
+    outputs, half = sizes_of(parts, stored, "U8")
     inputs = 2 * half
     if inputs % FP4_GROUP:
         raise Unfit(f"{inputs} inputs do not fill groups of {FP4_GROUP}")
-    _check(parts, "weight_scale", ("F8_E4M3",), (outputs, inputs // FP4_GROUP))
+    check_part(parts, "weight_scale", ("F8_E4M3",), (outputs, inputs // FP4_GROUP))
     tensor = parts[whole].tensor
     if tensor.dtype != "F32" or tensor.shape not in ((), (1,)):
         raise Unfit(f"{whole} must be one number of the type F32")
@@ -258,45 +257,6 @@ def _fp4(key: str, stored: str, parts: Parts) -> FloatMatrix | None:
         whole=parts[whole],
         is_divisor=stored == "weight_packed",
     )
-
-
-def _groups(parts: Parts, name: str, inputs: int, count: int) -> np.ndarray | None:
-    """The group of each input; None if they are in order. Raises Unfit: a group does not exist."""
-    if name not in parts:
-        return None
-    _check(parts, name, ("I32",), (inputs,))
-    groups = parts[name].all()
-    if groups.size and not 0 <= int(groups.min()) <= int(groups.max()) < count:
-        raise Unfit(
-            f"{name} names groups from {groups.min()} to {groups.max()}, and there are {count}"
-        )
-    if np.array_equal(groups, np.arange(inputs) // (inputs // count)):
-        return None
-    return groups
-
-
-def _sizes(parts: Parts, name: str, *dtypes: str) -> tuple[int, int]:
-    """The rows and columns of a tensor. Raises Unfit: it is missing, of another type, or no matrix."""
-    tensor = _present(parts, name, dtypes)
-    if len(tensor.shape) != 2 or 0 in tensor.shape:
-        raise Unfit(f"{name} has the shape {list(tensor.shape)}, and is not a matrix")
-    return tensor.shape[0], tensor.shape[1]
-
-
-def _check(parts: Parts, name: str, dtypes: Sequence[str], shape: tuple[int, ...]) -> None:
-    """Check the shape of a tensor. Raises Unfit."""
-    tensor = _present(parts, name, dtypes)
-    if tensor.shape != shape:
-        raise Unfit(f"{name} has the shape {list(tensor.shape)}, and {list(shape)} is needed")
-
-
-def _present(parts: Parts, name: str, dtypes: Sequence[str]) -> StoredTensor:
-    if name not in parts:
-        raise Unfit(f"{name} is missing")
-    tensor = parts[name].tensor
-    if tensor.dtype not in dtypes:
-        raise Unfit(f"{name} has the type {tensor.dtype}, and must have {' or '.join(dtypes)}")
-    return tensor
 
 
 class _PublishedLayout(NamedTuple):

@@ -140,8 +140,6 @@ def test_logits_are_those_of_the_dequantised_file(
     arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:devices], library_of())
     kept = loading.load(mesh_of(devices), arrange=arranged)
     kept.pack(library_of(), devices)
-    if kept.config.mlp_dim % library_of().width:  # blocks of AVX-512 are twice as wide
-        form = "layers"
     assert ("stacks" if kept.is_packed else "layers") == form
     assert isinstance(kept.unembedding.table, PackedBitsTable)
     kernels = [layer.kernel for _, layer in nnx.iter_modules(kept) if isinstance(layer, Linear)]

@@ -10,8 +10,9 @@ from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL3, MISTRAL
-from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V3, MISTRAL4
+from orca_jax.model.families.mixtures.deepseek import DEEPSEEK_V3
 from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
+from orca_jax.model.families.mixtures.mistral4 import MISTRAL4
 from orca_jax.model.families.mixtures.near_qwen import ARIA_TEXT
 from orca_jax.model.families.mixtures.qwen_moe import QWEN3_MOE
 from orca_jax.model.families.qwen import QWEN2, QWEN3

@@ -26,21 +26,6 @@ _KEYS = llama.KEYS | words(
     "attention_bias kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim rope_interleave v_head_dim"
 )
 _ROPE = rope.RopeRules(kinds=("default", "yarn"))
-_MISTRAL4_ROPE = rope.RopeRules(
-    # with others transformers has the frequencies of whole heads, and fails
-    kinds=("yarn",),
-    default={
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 128.0,
-        "original_max_position_embeddings": 8192,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-    notes=frozenset({"max_position_embeddings"}),
-    temperature_key="llama_4_scaling_beta",
-)
 
 
 class LatentDefaults(NamedTuple):
@@ -101,17 +86,6 @@ def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
     return replace(
         config, **found | {"experts": replace(experts, router=router, is_normalised=False)}
     )
-
-
-def mistral4_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Mistral 4; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = LatentDefaults(1024, 64, 128, 256)
-    config = read_latents(hf, "mistral4", defaults, rules=_MISTRAL4_ROPE, is_share=True)
-    num_dense = get_count(hf, "first_k_dense_replace", 0)
-    found = grouped_experts(hf, config, (128, 4, 2048), num_dense=num_dense)
-    experts = found["experts"]
-    router = replace(experts.router, scores="softmax", has_bias=False)
-    return replace(config, **found | {"experts": replace(experts, router=router)})
 
 
 def read_latents(
@@ -247,7 +221,7 @@ _UNREAD = words(
 )
 
 
-def _with_experts(
+def with_latent_experts(
     name: str, models: str, prefix: str, read: Callable[[HfConfig], ModelConfig], **options: Any
 ) -> Family:
     """A family with experts; `options` are its `scores`, and its own `keys` and `fixed` ones."""
@@ -271,7 +245,7 @@ def _with_experts(
     )
 
 
-DEEPSEEK_V2 = _with_experts(
+DEEPSEEK_V2 = with_latent_experts(
     "deepseek_v2",
     "DeepSeek-V2 and V2-Lite",
     "DeepseekV2",
@@ -280,16 +254,16 @@ DEEPSEEK_V2 = _with_experts(
     scores="softmax",
     fixed={"mlp_bias": (False, None)},
 )
-DEEPSEEK_V3 = _with_experts(
+DEEPSEEK_V3 = with_latent_experts(
     "deepseek_v3",
-    "DeepSeek-V3, V3.1 and R1, with weights in bfloat16",
+    "DeepSeek-V3, V3.1 and R1",
     "DeepseekV3",
     deepseek_v3_from_hf,
     keys=frozenset({"first_k_dense_replace"}),
     scores="sigmoid",
     fixed={"topk_method": ("noaux_tc", None)},
 )
-GLM4_MOE_LITE = _with_experts(
+GLM4_MOE_LITE = with_latent_experts(
     "glm4_moe_lite",
     "GLM-4.7-Flash",
     "Glm4MoeLite",
@@ -297,13 +271,4 @@ GLM4_MOE_LITE = _with_experts(
     keys=frozenset({"mlp_layer_types"}),
     scores="sigmoid",
     fixed={"topk_method": ("noaux_tc", None)},
-)
-MISTRAL4 = _with_experts(
-    "mistral4",
-    "Mistral Small 4, for texts alone",
-    "Mistral4",
-    mistral4_from_hf,
-    keys=frozenset({"first_k_dense_replace"}),
-    scores="softmax",
-    fixed={},
 )
