@@ -3,7 +3,6 @@
 `words.py` has the orders of numbers in files.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.files.stripes import STORED_TYPES, STRIPE_BYTES, read_exactly
+from orca_jax.model.files.stripes import STRIPE_BYTES
 from orca_jax.model.packed.bits import BitsForm
 from orca_jax.model.packed.blocks import BitsParts, packed_parts
 from orca_jax.model.packed.grouped import (
@@ -21,31 +19,8 @@ from orca_jax.model.packed.grouped import (
     GroupedNumbers,
     grouped_integers,
 )
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 from orca_jax.values.config import Quantization
-
-
-class TensorPart(NamedTuple):
-    """A tensor of an open file."""
-
-    tensor: StoredTensor
-    descriptor: int
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Some rows of a matrix, in the type of the file. Raises OSError."""
-        dtype = STORED_TYPES[self.tensor.dtype]
-        _, *columns = self.tensor.shape
-        values = np.empty((stop - start, *columns), dtype)
-        if values.size:
-            row_bytes = values[0].nbytes
-            read_exactly(self.descriptor, self.tensor.begin + start * row_bytes, values)
-        return values
-
-    def all(self) -> np.ndarray:
-        """All values. Raises OSError."""
-        values = np.empty(math.prod(self.tensor.shape), STORED_TYPES[self.tensor.dtype])
-        if values.size:
-            read_exactly(self.descriptor, self.tensor.begin, values)
-        return values.reshape(self.tensor.shape)
 
 
 class MatrixColumns(NamedTuple):
@@ -57,50 +32,20 @@ class MatrixColumns(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class IntegerMatrix:
-    """A matrix of integers in an open file, as rows of dequantised numbers in float32.
+class IntegerMatrix(PublishedMatrix):
+    """A matrix of integers; its numbers are words, with scales of each group and output.
 
     Attributes:
-        key: name of the plain tensor.
-        shape: outputs and inputs.
         bits: the size of a number, 4 or 8.
-        numbers: the words.
-        scales: factors of each group and output.
         zeros: the zero points of each group and output in words; None: the middle of the numbers.
         zero_offset: added to stored zero points.
         groups: the group of each input; None: they are in order.
-        outputs: the stored output of each output of a parameter, for the bits alone; None: all in order.
     """
 
-    key: str
-    shape: tuple[int, int]
     bits: int
-    numbers: TensorPart
-    scales: TensorPart
     zeros: TensorPart | None = None
     zero_offset: int = 0
     groups: np.ndarray | None = None
-    outputs: np.ndarray | None = None
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.float32)
-
-    @property
-    def num_rows(self) -> int:
-        return self.shape[self.is_turned]
-
-    @property
-    def num_columns(self) -> int:
-        return self.shape[not self.is_turned]
-
-    @property
-    def row_bytes(self) -> int:
-        return self.num_columns * self.dtype.itemsize
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.numbers.descriptor, self.numbers.tensor.begin
 
     @property
     def is_turned(self) -> bool:
@@ -116,11 +61,6 @@ class IntegerMatrix:
         scales, zeros = self.factors_of(start, stop)
         np.subtract(self.rows_from(start, stop), zeros, out=values, dtype=np.float32)
         values *= scales
-
-    def fills(self, shape: tuple[int, ...], name: str) -> bool:
-        """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
-        outputs = self.shape[0] if self.outputs is None else len(self.outputs)
-        return name == "table" or shape[-1] == outputs
 
     @property
     def form(self) -> BitsForm | None:

@@ -14,55 +14,23 @@ import numpy as np
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import E2M1
 from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers
-from orca_jax.model.published.integers import TensorPart
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 
 FP4_GROUP = 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FloatMatrix:
-    """A matrix of numbers in a byte each, in an open file. Its rows are outputs.
+class FloatMatrix(PublishedMatrix):
+    """A matrix of numbers in a byte each, [O, I].
+
+    Its scales are those of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of
+    outputs, or one number.
 
     Attributes:
-        key: name of the plain tensor.
-        shape: outputs and inputs.
-        numbers: float8 [O, I].
-        scales: factors of blocks of equal sizes, except the last ones of a row or column: a matrix, a vector of
-            outputs, or one number.
         block: outputs and inputs of a block.
-        outputs: the stored output of each output of a parameter, for the bits alone; None: all in order.
     """
 
-    key: str
-    shape: tuple[int, int]
-    numbers: TensorPart
-    scales: TensorPart
     block: tuple[int, int]
-    outputs: np.ndarray | None = None
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.float32)
-
-    @property
-    def num_rows(self) -> int:
-        return self.shape[0]
-
-    @property
-    def num_columns(self) -> int:
-        return self.shape[1]
-
-    @property
-    def row_bytes(self) -> int:
-        return self.num_columns * self.dtype.itemsize
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.numbers.descriptor, self.numbers.tensor.begin
-
-    @property
-    def is_turned(self) -> bool:
-        return False
 
     @property
     def form(self) -> None:
@@ -73,11 +41,6 @@ class FloatMatrix:
     def input_order(self) -> None:
         """The inputs are in order."""
         return None
-
-    def fills(self, shape: tuple[int, ...], name: str) -> bool:
-        """True if a matrix of this shape has all outputs once."""
-        outputs = self.shape[0] if self.outputs is None else len(self.outputs)
-        return name != "table" and shape[-1] == outputs
 
     def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
         """There are no packed blocks without a form."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.published.integers import TensorPart
+from orca_jax.model.published.matrix import TensorPart
 
 type Parts = Mapping[str, TensorPart]
 

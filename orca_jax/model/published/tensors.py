@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from orca_jax.model.families.base import words
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.files.stripes import TensorRows
-from orca_jax.model.published.integers import IntegerMatrix, TensorPart
+from orca_jax.model.files.stripes import DTYPES, TensorRows
+from orca_jax.model.published.integers import IntegerMatrix
+from orca_jax.model.published.matrix import TensorPart
 from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix, Fp4Matrix
 from orca_jax.model.published.parts import (
     Parts,
@@ -88,9 +89,16 @@ def with_published(
         found.tensors[key] = StoredTensor("F32", matrix.shape, matrix.order[1])
         found.rows[key] = matrix
         bias = f"{stem}bias"
-        if bias in descriptors and not TensorPart(tensors[bias], descriptors[bias]).all().any():
+        if _is_zero(tensors.get(bias), descriptors.get(bias, -1)):
             found.optional.add(bias)  # GPTQ writes zeros for layers without a bias
     return found
+
+
+def _is_zero(tensor: StoredTensor | None, descriptor: int) -> bool:
+    """True for a vector of zeros. Raises OSError."""
+    if tensor is None or tensor.dtype not in DTYPES or len(tensor.shape) != 1:
+        return False
+    return not TensorPart(tensor, descriptor).all().any()
 
 
 def _by_stem(tensors: Iterable[str], names: Collection[str]) -> dict[str, dict[str, str]]:
