@@ -210,11 +210,11 @@ def arrange_and_pack(
 def arrange_for(
     keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
 ) -> None:
-    """`arrange`, with the bits of the files where the library multiplies them."""
+    """`arrange`, with the bits of the files where the library or XLA multiplies them."""
     platform = platform_of(devices[0])
-    if keep_bits is not None and library is None:
-        keep_bits(decoder, None, len(devices))
     if library is None or keep_bits is None:
+        if keep_bits is not None:
+            keep_bits(decoder, None, len(devices))
         arrange(platform, decoder, library)
         return
     plain: Decoder = nnx.clone(decoder)

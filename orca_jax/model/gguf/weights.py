@@ -320,12 +320,7 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
                 files.rows[key] = file.matrix(theirs, stored[theirs], descriptor)
         opened = replace(file, descriptors=descriptors)
         others = kept_parameters(str(path), opened.stored, wanted)
-        try:
-            return load_files(str(path), files, file.table, config, wanted, progress, others)
-        except OSError as error:
-            raise CheckpointError(
-                str(path), [f"the file cannot be read: {first_line(error)}"]
-            ) from None
+        return load_files(str(path), files, file.table, config, wanted, progress, others)
 
 
 def _opened(part: Path, stack: ExitStack) -> int:

@@ -22,11 +22,12 @@ from orca_jax.model.files.stripes import aligned_empty
 from orca_jax.model.layers import Linear, Table
 from orca_jax.model.packed.bits import BitsForm, stored_bits
 from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers, grouped_shapes
-from orca_jax.model.parameters import Wanted, flat_parameters, path_of, split_layer
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
 from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import OtherParameters
 from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import CheckpointError
 
 _PARTS = ("words", "scales", "minima", "units", "order")
 _FORM = ".forms."  # before the number of a form of a mixed matrix
@@ -199,8 +200,12 @@ def kept_parameters(source: str, stored: StoredMatrices, wanted: Wanted) -> Othe
         return _read_bits(name, found, leaves)
 
     def read_all() -> dict[str, Array]:
-        with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
-            return dict(chain.from_iterable(map(dict.items, pool.map(read, [*kept, *grouped]))))
+        try:
+            with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
+                return dict(chain.from_iterable(map(dict.items, pool.map(read, [*kept, *grouped]))))
+        except OSError as error:
+            problem = f"a file cannot be read: {first_line(error)}"
+            raise CheckpointError(source, [problem]) from None
 
     return OtherParameters(paths, read_all)
 

@@ -27,7 +27,6 @@ from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
 from orca_jax.values.config import ModelConfig, Quantization
-from orca_jax.values.errors import CheckpointError
 from orca_jax.values.layer_config import StoredForm
 
 
@@ -38,11 +37,7 @@ def load_published(
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
         others = kept_parameters(str(directory), _matrices(files, table, config), wanted)
-        try:
-            return load_files(str(directory), files, table, config, wanted, progress, others)
-        except OSError as error:
-            problem = f"the files cannot be read: {first_line(error)}"
-            raise CheckpointError(str(directory), [problem]) from None
+        return load_files(str(directory), files, table, config, wanted, progress, others)
 
 
 def keep_published(

@@ -79,8 +79,8 @@ class FloatMatrix(PublishedMatrix):
         outputs, inputs = self.block
         first = start // outputs
         last = -(-stop // outputs)
-        stored = self.scales.all().reshape(-1, -(-self.shape[1] // inputs))
-        scales = stored[first:last].astype(np.float32)
+        stored = self.scales.rows(first, last) if self.scales.tensor.shape else self.scales.all()
+        scales = stored.reshape(last - first, -1).astype(np.float32)
         of_rows = scales[np.arange(start, stop) // outputs - first]
         if of_rows.shape[1] == 1:
             return of_rows
