@@ -37,6 +37,9 @@ COMMANDS = {
     "install": Command(
         "lab.install", "time of an installation from the source tree, and the size of the wheel"
     ),
+    "judges": Command(
+        "lab.judges.command", "clients, agents and tools of others against the server"
+    ),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "lowered": Command(
         "lab.lowered", "the lowered text of all programs, to compare two versions of the code"

@@ -27,7 +27,9 @@ class Environment:
     def command(self, program: str, threads: int) -> list[str]:
         """Return the begin of a command. Variables that libraries read before the program runs come from `env`."""
         library = intel_openmp(self.folder) if self.peer.uses_intel_openmp else None
-        variables = [f"OMP_NUM_THREADS={threads}", *([f"LD_PRELOAD={library}"] if library else [])]
+        variables = [f"OMP_NUM_THREADS={threads}", f"PYTHONPATH={_TREE}"]
+        if library:
+            variables.append(f"LD_PRELOAD={library}")
         return ["env", *variables, str(self.python), str(program_of(program))]
 
 
@@ -48,7 +50,7 @@ def program_of(name: str, tree: Path = _TREE) -> Path:
     Raises:
         ConfigError: the package does not run from a source tree, or the tree lacks the program.
     """
-    path = tree / "scripts" / "peers" / name
+    path = tree / "lab" / "peers" / "programs" / name
     if not path.is_file():
         message = f"{path} is missing: the programs of peers are in the source tree, not in an installed package"
         raise ConfigError(message, param="peer")

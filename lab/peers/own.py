@@ -1,6 +1,6 @@
 """Our side of a comparison: `python -m lab.peers.own`, started by `python -m lab peers`.
 
-It follows the protocol of `scripts/peers/common.py`, as the programs of the peers do.
+It follows the protocol of `lab/peers/programs/common.py`, as the programs of the peers do.
 """
 
 import json

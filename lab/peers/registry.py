@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine, or a client, with programs in `scripts/peers`.
+    """An engine, or a client, with programs in `lab/peers/programs`.
 
     Attributes:
-        program: file name. The program follows the protocol in `scripts/peers/common.py`.
+        program: file name. The program follows the protocol in `lab/peers/programs/common.py`.
         modes: its ways of running; a comparison should quote the fastest one.
         pythons: commands of Python that its packages support, the preferred one first.
         packages: requirements for pip.

@@ -1,7 +1,7 @@
 """One side of a comparison: a process that holds a loaded model and runs a pass for each request of the caller.
 
-The protocol is described in `scripts/peers/common.py`: `@peer {"ready": ...}` once, then `@peer {"pass": ...}` for each
-line that the process reads.
+The protocol is described in `lab/peers/programs/common.py`: `@peer {"ready": ...}` once, then `@peer {"pass": ...}` for
+each line that the process reads.
 """
 
 import contextlib

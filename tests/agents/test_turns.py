@@ -1,6 +1,6 @@
 """One tool turn of each agent, replayed from its recorded bodies against a server that is started as a user does.
 
-`scripts/judges/run` runs the agents themselves, by their names, and records the bodies.
+`python -m lab judges` runs the agents themselves, by their names, and records the bodies.
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts.judges.agent_table import AGENTS
+from lab.judges.agent_table import AGENTS
 from tests.agents.checkpoint import ANSWER, CONTEXT, ENDLESS, LOOP, TITLE, Call, write_checkpoint
 from tests.fixtures.agents.recorded import recorded_turns
 from tests.serve.played import user

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripts.judges.page import BEGIN, END, update
-from scripts.judges.recorder import Exchange, Recorder
+from lab.judges.page import BEGIN, END, update
+from lab.judges.recorder import Exchange, Recorder
 from tests.project.source import ROOT
 
 Serve = Callable[[socket.socket], None]
@@ -163,11 +163,11 @@ def test_page_keeps_the_rows_of_clients_that_did_not_run(tmp_path: Path) -> None
 
 
 def test_requirements_are_pinned() -> None:
-    files = sorted((ROOT / "scripts" / "judges" / "requirements").glob("*.txt"))
+    files = sorted((ROOT / "lab" / "judges" / "requirements").glob("*.txt"))
     assert len(files) > 5
     for file in files:
         lines = file.read_text(encoding="utf-8").splitlines()
         assert lines and all(line.count("==") == 1 and "@" not in line for line in lines), file.name
-    for file in (ROOT / "scripts" / "judges").rglob("package.json"):
+    for file in (ROOT / "lab" / "judges").rglob("package.json"):
         packages = json.loads(file.read_text(encoding="utf-8"))["dependencies"]
         assert packages and all(version[0].isdecimal() for version in packages.values())

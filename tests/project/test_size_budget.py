@@ -47,8 +47,8 @@ class Density(NamedTuple):
 
 BARS = {
     "orca_jax": Density(1.5, 15.5, 0.2, 8.0),
-    "lab": Density(2.8, 23.0, 0.5, 13.0),
-    "scripts": Density(1.7, 13.0, 0.5, 8.5),
+    "lab": Density(2.2, 19.5, 0.3, 11.5),
+    "scripts": Density(2.4, 17.6, 0.7, 10.0),
 }
 
 FILES = python_files("orca_jax", "scripts", "lab")

@@ -25,7 +25,7 @@ from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError, OrcaError
 from tests.project.source import ROOT
 
-PROGRAMS = ROOT / "scripts" / "peers"
+PROGRAMS = ROOT / "lab" / "peers" / "programs"
 READY = {"versions": {"fake": "1.0"}, "hardware": {"devices": "none"}}
 
 # It follows the protocol, with passes of 1, 2, ... times a rate; RATE is replaced.
@@ -40,8 +40,8 @@ for number, _ in enumerate(sys.stdin, start=1):
 # A program of its own on the common code; FAULT is subtracted from the tokens of each request.
 ON_COMMON = f"""
 import sys
-sys.path.insert(0, {str(PROGRAMS)!r})
-from common import arguments, parse, run
+sys.path.insert(0, {str(ROOT)!r})
+from lab.peers.programs.common import arguments, parse, run
 args = parse(arguments("a fake", ("only",)))
 run(args, lambda requests: [one.num_output - (FAULT if one.num_output != 4 else 0) for one in requests], (), {{}})
 """
