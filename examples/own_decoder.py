@@ -19,7 +19,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.model.layers import Linear, Maker, Table
+from orca_jax.model.layers import Linear, Table
+from orca_jax.model.maker import Maker
 from orca_jax.model.own import OwnDecoder, own_config
 from orca_jax.values.config import ModelConfig
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from orca_jax.helpers.reporting import hardware
 from orca_jax.kernels.matmul import matmul, quantised_matmul
-from orca_jax.model.quantise import quantise
+from orca_jax.model.matrices.quantise import quantise
 from orca_jax.values.config import Quantization
 from orca_jax.values.errors import ConfigError
 

@@ -28,8 +28,8 @@ from orca_jax.model.checkpoint import (
 )
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
+from orca_jax.model.matrices.packed import held_values, plain_shape
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
-from orca_jax.model.packed.matrices import held_values, plain_shape
 from orca_jax.model.parameters import (
     first_line,
     flat_parameters,

@@ -32,6 +32,7 @@ from orca_jax.kernels.ragged_attention import (
     prepare,
     write_and_attend,
 )
+from orca_jax.model.block import AttentionOnly
 from orca_jax.model.lora.launch import Adapters
 from orca_jax.model.lora.stacks import groups_of, stack_names
 from orca_jax.model.mixers.base import Attend
@@ -135,7 +136,6 @@ def make_layers(
             history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
             keep = batch.kept_token
         attend = _make_attend(batch, model, config, mesh)
-        mixing = CacheAccess(attend, model, mesh, batch.states, config.cache.num_states)
         options: dict[str, Any] = {"keep": keep}
         if batch.slot is not None:
             groups = groups_of(model)
@@ -150,7 +150,13 @@ def make_layers(
             inputs = ids
         if decoder.is_packed:
             options["num_tokens"] = jnp.sum(batch.requests[0].query_len, dtype=jnp.int32)
-        hidden, caches = decoder.run_layers(inputs, batch.positions, mixing, caches, **options)
+        places = batch.positions
+        if batch.states is None:  # no layer keeps states
+            pages_alone = AttentionOnly(attend)
+            hidden, pages = decoder.run_layers(inputs, places, pages_alone, caches.pages, **options)
+            return caches._replace(pages=pages), history, hidden
+        mixing = CacheAccess(attend, model, mesh, batch.states, config.cache.num_states)
+        hidden, caches = decoder.run_layers(inputs, places, mixing, caches, **options)
         return caches, history, hidden
 
     return layers

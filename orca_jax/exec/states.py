@@ -118,7 +118,7 @@ class CacheAccess:
         attend: attention of one layer over the pools of pages.
         model: the configuration of the stage.
         mesh: the mesh of the stage.
-        rows: the requests, with their blocks of states; None for a model without states.
+        rows: the requests, with their blocks of states.
         num_states: number of blocks.
     """
 
@@ -127,7 +127,7 @@ class CacheAccess:
         attend: Attend[PagePools],
         model: ModelConfig,
         mesh: Mesh,
-        rows: StateRows | None,
+        rows: StateRows,
         num_states: int,
     ) -> None:
         self._attend = AttentionOnly(attend)
@@ -153,7 +153,6 @@ class CacheAccess:
         self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Caches
     ) -> tuple[Array, Caches]:
         """Run the operation of a mixer on the states of a layer."""
-        assert self._rows is not None, "a launch of a model with states has their blocks"
         rows = self._rows.of_layer(self._num_states * _rank(self._model.layers_with(mixer), layer))
         with jax.named_scope(mixer):
             out, pools = STATES[mixer].on_mesh(self._model, self._mesh)(

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import GatedInput
-from orca_jax.model.layers import Linear, Maker, Mlp, Norm, kept, optional, scaled
+from orca_jax.model.layers import Linear, Mlp, Norm, kept, scaled
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker, optional
 from orca_jax.model.mixers.attention import Attention
 from orca_jax.model.mixers.attention_mamba import AttentionMamba
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing

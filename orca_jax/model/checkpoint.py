@@ -22,6 +22,7 @@ from orca_jax.helpers.console import Progress
 from orca_jax.model.block import Block
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import PART_BYTES, NotFinite, num_not_finite
+from orca_jax.model.matrices.quantise import is_quantised_part
 from orca_jax.model.orbax_files import (
     CONVERT_AGAIN,
     PARAMS,
@@ -47,7 +48,6 @@ from orca_jax.model.parameters import (
     stored_shapes,
     with_layers,
 )
-from orca_jax.model.quantise import is_quantised_part
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping

@@ -5,7 +5,6 @@ alone, so that they do not depend on the batch. Padding goes through experts as 
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +12,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
+from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, expert_mlp
 from orca_jax.kernels.native import Library
-from orca_jax.model.layers import (
-    ACTIVATIONS,
-    Maker,
-    Mlp,
-    Norm,
-    capped,
-    multiply,
-    optional,
-    plus,
-    scaled,
-)
-from orca_jax.model.packed.bits import (
-    MixedBitsMatrix,
-    PackedBitsMatrix,
-    has_packed_bits,
-    num_rows,
-    packed_bits,
-)
-from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_matrix
-from orca_jax.model.quantise import QuantisedExperts
+from orca_jax.model.layers import ACTIVATIONS, Mlp, Norm, capped, multiply, plus, scaled
+from orca_jax.model.maker import Maker, optional
+from orca_jax.model.matrices.base import ExpertMatrices, Matrix
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
-
-ExpertMatrices = (
-    nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix | MixedBitsMatrix
-)
 
 
 class Experts(nnx.Module):
@@ -65,13 +43,17 @@ class Experts(nnx.Module):
         embed = config.embed_dim
         width = config.mlp_dim
         count = experts.count
-        self.router = make((embed, count), ("embed", "experts"), "normal")
+        self.router: Matrix = make.plain_matrix((embed, count), ("embed", "experts"))
         self.choice_bias = optional(experts.router.has_bias, make, (count,), ("experts",), "zeros")
         sizes = (count, embed, width)
         names = ("experts", "embed", "mlp")
-        self.gate = optional(config.gated_mlp, make.experts, sizes, names, 0.02)
-        self.up = make.experts(sizes, names, 0.02)
-        self.down = make.experts((count, width, embed), ("experts", "mlp", "embed"), out_std)
+        self.gate: ExpertMatrices | None = optional(
+            config.gated_mlp, make.experts, sizes, names, 0.02
+        )
+        self.up: ExpertMatrices = make.experts(sizes, names, 0.02)
+        self.down: ExpertMatrices = make.experts(
+            (count, width, embed), ("experts", "mlp", "embed"), out_std
+        )
         self.router_bias = optional(experts.has_biases, make, (count,), ("experts",), "zeros")
         self.biases: nnx.Dict[nnx.Param[Array]] | None = nnx.data(None)
         if experts.has_biases:
@@ -119,16 +101,10 @@ class Experts(nnx.Module):
     def _part(self, x: Float[Array, "T E"], routed: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
         chosen, weights = self.route(routed)
-        form = KernelForm()
-        implementation = None
-        if isinstance(self.up, PackedMatrix | PackedBitsMatrix | MixedBitsMatrix):
-            form = KernelForm(grouped=_grouped, num_experts=self.count, num_rows=num_rows(self.up))
-            implementation = "ragged"
-        elif isinstance(self.up, QuantisedExperts):
-            form = self.up.form
-        kernels = ExpertKernels(
-            _stored(self.gate), _stored(self.up), _stored(self.down), self._biases()
-        )
+        form = self.up.expert_form(self.count)
+        implementation = "ragged" if form.grouped else None
+        gate = None if self.gate is None else self.gate.operand
+        kernels = ExpertKernels(gate, self.up.operand, self.down.operand, self._biases())
         inputs = x
         if self.weighs_inputs:
             inputs = x * weights
@@ -154,20 +130,17 @@ class Experts(nnx.Module):
         """Replace matrices by their packed forms, on one device. Those of experts are replaced if all have one."""
         if not self.is_alone:
             return
-        self.router = packed_matrix(self.router, library, num_devices)
+        self.router = self.router.packed(library, num_devices)
         if self.shared is not None:
             self.shared.pack(library, num_devices)
         if self.has_packed_form(library):
             for name, held in self.matrices.items():
-                if isinstance(held, QuantisedExperts):
-                    setattr(self, name, packed_bits(held, library, num_devices))
-                elif type(held) is nnx.Param:
-                    setattr(self, name, packed_matrix(held, library, num_devices))
+                setattr(self, name, held.packed(library, num_devices))
 
     def has_packed_form(self, library: Library) -> bool:
         """True if the matrices of all experts have packed forms, on one device, or are packed already."""
         return self.is_alone and all(
-            [_has_packed_form(held, library) for held in self.matrices.values()]
+            [held.has_packed_form(library) for held in self.matrices.values()]
         )
 
     def _biases(self) -> ExpertBiases | None:
@@ -220,28 +193,6 @@ class Experts(nnx.Module):
 _SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
-def _has_packed_form(held: ExpertMatrices, library: Library) -> bool:
-    if isinstance(held, QuantisedExperts):
-        return has_packed_bits(held, library)
-    return type(held) is not nnx.Param or has_packed_form(held, library)
-
-
-def _grouped(
-    x: Float[Array, "A I"], matrices: list[Any], sizes: Int[Array, "X"]
-) -> list[Float[Array, "A O"]]:
-    """`KernelForm.grouped` for packed matrices."""
-    return multiply(x, *matrices, sizes=sizes)
-
-
-def _stored(matrices: ExpertMatrices | None) -> Any:
-    """The arrays of the matrices of all experts. Packed ones are read as they are."""
-    if isinstance(matrices, QuantisedExperts):
-        return matrices.parts
-    if type(matrices) is nnx.Param:
-        return matrices[...]
-    return matrices
-
-
 def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[Array, "T X"]:
     """The scores of the experts in the best groups; those of others are minus infinity."""
     grouped = choice.reshape(choice.shape[0], rules.groups, -1)
@@ -275,7 +226,9 @@ class SharedExpert(nnx.Module):
         self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float
     ) -> None:
         sizes = (config.embed_dim, 1)
-        self.weight = optional(experts.shared_gate, make, sizes, ("embed", "experts"), "normal")
+        self.weight: Matrix | None = optional(
+            experts.shared_gate, make.plain_matrix, sizes, ("embed", "experts")
+        )
         self.mlp = Mlp(make, config, out_std, experts.shared_dim)
 
     def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
@@ -288,7 +241,7 @@ class SharedExpert(nnx.Module):
     def pack(self, library: Library, num_devices: int) -> None:
         """Replace matrices by their packed forms, on one device."""
         if self.weight is not None:
-            self.weight = packed_matrix(self.weight, library, num_devices)
+            self.weight = self.weight.packed(library, num_devices)
         for layer in self.mlp.linear_layers:
             layer.pack(library, num_devices)
 

@@ -5,7 +5,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, Table
+from orca_jax.model.layers import ACTIVATIONS, Linear, Norm, Table
+from orca_jax.model.maker import Maker
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import LayerInputs
 

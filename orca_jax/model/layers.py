@@ -4,51 +4,19 @@ Parameters of blocks are stacked: their first axis is the layer. The methods of 
 the decoder scans over this axis.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.matmul import matmul, table_scores
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
-from orca_jax.model.packed.bits import (
-    MixedBitsMatrix,
-    PackedBitsMatrix,
-    PackedBitsTable,
-    bits_matmuls,
-    packed_bits,
-    packed_bits_table,
-)
-from orca_jax.model.packed.matrices import (
-    PackedMatrix,
-    PackedTable,
-    has_packed_form,
-    packed_matmuls,
-    packed_matrix,
-    packed_table,
-)
-from orca_jax.model.quantise import (
-    QuantisedExperts,
-    QuantisedMatrix,
-    QuantisedTable,
-    Storage,
-    check_inputs,
-    quantise,
-    quantise_rows,
-)
-from orca_jax.model.sharding import MESH_AXES
-from orca_jax.model.stages import LayerSpan
+from orca_jax.model.maker import Init, Maker, optional
+from orca_jax.model.matrices.base import Matrix, TableMatrix
 from orca_jax.values.config import ModelConfig
-
-Init = Literal["normal", "zeros", "ones"]
-Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix | PackedBitsMatrix | MixedBitsMatrix
-"""A matrix of one of the kinds of storage; `multiply` reads all of them."""
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -59,167 +27,19 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def optional[**P, M](
-    exists: object, make: Callable[P, M], *args: P.args, **kwargs: P.kwargs
-) -> M | None:
-    """`make(*args, **kwargs)` as data of a module, or None unless it `exists`. It must be assigned directly."""
-    found: M | None = nnx.data(make(*args, **kwargs) if exists else None)
-    return found
-
-
-class Maker:
-    """Creates parameters of one type. Each has its own random key, so values do not depend on the mesh.
+def multiply(
+    x: Float[Array, "T I"], *matrices: Matrix, sizes: Int[Array, "X"] | None = None
+) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices in memory, with float32 sums. The library multiplies them in one call.
 
     Args:
-        dtype: type of every parameter.
-        rngs: source of keys.
-        span: the layers on the leading axis, or None for parameters outside the blocks.
-        mesh: the devices of the model, for layers that are partitioned by hand; None: one device.
-        storage: the form of matrices and of the vocabulary's tables.
+        x: the activations of all tokens.
+        matrices: matrices of any forms with these inputs.
+        sizes: for packed matrices of experts on one device: each expert multiplies so many rows, one after the other.
     """
-
-    def __init__(
-        self,
-        dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-        span: LayerSpan | None = None,
-        mesh: Mesh | AbstractMesh | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        self.dtype = dtype
-        self.rngs = rngs
-        self.span = span
-        # leading axis
-        self.layers: range | tuple[int, ...] = () if span is None else range(span.start, span.stop)
-        self.mesh = mesh
-        self.storage = storage or Storage()
-
-    def stacked(self, span: LayerSpan) -> "Maker":
-        """A maker of parameters with a leading axis for the layers of `span`."""
-        return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
-
-    def with_layers(self, layers: Collection[int]) -> "Maker":
-        """A maker for some layers of the model alone, with its own key. It needs no `skip` in other stages."""
-        maker = Maker(self.dtype, nnx.Rngs(self.rngs.params()), self.span, self.mesh, self.storage)
-        maker.layers = tuple(layer for layer in self.layers if layer in layers)
-        return maker
-
-    @property
-    def has_layers(self) -> bool:
-        """True if the leading axis has some layers."""
-        return len(self.layers) > 0
-
-    def of_each_device(self) -> "Maker":
-        """A maker for layers partitioned by hand. Their products get the matrices as one device holds them."""
-        # A group of int4 may reach over the edge of a device: assembly/support.py refuses it.
-        assert self.storage.kind != "int4" or self.storage.shards == 1, (
-            "refused by assembly/support.py"
-        )
-        return Maker(self.dtype, self.rngs, self.span, self.mesh, Storage(self.storage.kind))
-
-    def skip(self) -> None:
-        """Consume the key of a random parameter of another stage: values do not depend on the number of stages."""
-        self.rngs.params()
-
-    def __call__(
-        self, shape: tuple[int, ...], axes: tuple[str, ...], init: Init, std: float = 0.02
-    ) -> nnx.Param[Array]:
-        """A parameter of `shape`. `axes` names its dimensions. If stacked, both get a leading "layers" axis."""
-        if self.span is not None:
-            axes = ("layers", *axes)
-        if init == "normal":
-            return nnx.Param(self._layer_by_layer(shape, std, lambda values: values), axes=axes)
-        return nnx.Param(self._constant(shape, float(init == "ones")), axes=axes)
-
-    def matrix(self, sizes: tuple[int, int], axes: tuple[str, str], std: float) -> Matrix:
-        """A matrix of random values from inputs to outputs."""
-        kind = self.storage.kind
-        splits = self._splits(axes[0])
-        if kind is None:
-            return self(sizes, axes, "normal", std)
-        check_inputs(kind, sizes[0], splits)
-        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
-        return QuantisedMatrix(
-            parts, axes, kind, self.dtype, splits, is_stacked=self.span is not None
-        )
-
-    def experts(
-        self, sizes: tuple[int, int, int], axes: tuple[str, str, str], std: float
-    ) -> nnx.Param[Array] | QuantisedExperts:
-        """Matrices of random values, one for each expert, from inputs to outputs."""
-        kind = self.storage.kind
-        if kind is None:
-            return self(sizes, axes, "normal", std)
-        check_inputs(kind, sizes[1], 1)
-        parts = self._layer_by_layer(sizes, std, lambda values: quantise(values, kind))
-        return QuantisedExperts(parts, axes, kind, self.dtype, is_stacked=self.span is not None)
-
-    def table(
-        self, rows: int, width: int, axis: str, used: int
-    ) -> "nnx.Param[Array] | QuantisedTable":
-        """A table of random values; rows from `used` on are zeros."""
-
-        def padded(values: Array) -> Array:
-            if used == rows:
-                return values
-            return jnp.where(jnp.arange(rows)[:, None] < used, values, 0)
-
-        axes = (axis, "embed")
-        if self.storage.kind is None or axis == "positions":
-            return nnx.Param(self._layer_by_layer((rows, width), 0.02, padded), axes=axes)
-        parts = self._layer_by_layer(
-            (rows, width), 0.02, lambda values: quantise_rows(padded(values))
-        )
-        return QuantisedTable(parts, axes, self.dtype, self._splits(axis))
-
-    def _splits(self, axis: str) -> int:
-        """The number of devices over which an axis is split."""
-        if MESH_AXES[axis] is None:
-            return 1
-        return self.storage.shards
-
-    def _constant(self, shape: tuple[int, ...], value: float) -> Array:
-        if self.span is not None:
-            shape = (len(self.layers), *shape)
-        return jnp.full(shape, value, self.dtype)
-
-    def _layer_by_layer[T](
-        self, shape: tuple[int, ...], std: float, store: Callable[[Array], T]
-    ) -> T:
-        def draw(key: Array) -> T:
-            return store((std * jax.random.normal(key, shape)).astype(self.dtype))
-
-        if self.span is None:
-            return draw(self.rngs.params())
-        keys = jax.random.split(self.rngs.params(), self.span.num_layers)
-        # A loop: the random bits of all layers at once would need several times the memory of the weights.
-        layers = self.layers
-        own = (
-            keys[layers.start : layers.stop]
-            if isinstance(layers, range)
-            else keys[np.array(layers)]
-        )
-        stacked: T = jax.lax.map(draw, own)
-        return stacked
-
-
-def multiply(
-    x: Float[Array, "T I"], *kernels: Matrix, sizes: Int[Array, "X"] | None = None
-) -> list[Float[Array, "T O"]]:
-    """`x` times each of some matrices of any storage, with float32 sums. The library multiplies them in one call.
-
-    `sizes` is for packed ones of experts; see `packed_matmuls`.
-    """
-    if all([isinstance(kernel, PackedMatrix) for kernel in kernels]):
-        return packed_matmuls(x, kernels, sizes=sizes)  # type: ignore[arg-type]
-    if all([isinstance(kernel, PackedBitsMatrix | MixedBitsMatrix) for kernel in kernels]):
-        return bits_matmuls(x, kernels, sizes)  # type: ignore[arg-type]
-    if len(kernels) > 1:
-        return [multiply(x, kernel)[0] for kernel in kernels]
-    (kernel,) = kernels
-    if isinstance(kernel, QuantisedMatrix):
-        return [kernel.product(x)]
-    return [matmul(x, kernel[...])]  # type: ignore[index]
+    if len({matrix.products_of for matrix in matrices}) == 1:
+        return matrices[0].products(x, matrices, sizes)
+    return [matrix.products(x, [matrix], sizes)[0] for matrix in matrices]
 
 
 def plus(values: Float[Array, "*T O"], bias: nnx.Param[Array] | None) -> Float[Array, "*T O"]:
@@ -275,7 +95,7 @@ class Linear(nnx.Module):
         bias: bool,
         std: float = 0.02,
     ) -> None:
-        self.kernel = make.matrix(sizes, axes, std)
+        self.kernel: Matrix = make.matrix(sizes, axes, std)
         self.bias = optional(bias, make, sizes[1:], axes[1:], "zeros")
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
@@ -283,17 +103,12 @@ class Linear(nnx.Module):
         return project(x, [self])[0]
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Replace the matrix by its packed form, if it has one; see `packed_matrix` and `packed_bits`."""
-        if isinstance(self.kernel, QuantisedMatrix):
-            self.kernel = packed_bits(self.kernel, library, num_devices)
-        elif isinstance(self.kernel, nnx.Param):
-            self.kernel = packed_matrix(self.kernel, library, num_devices)
+        """Replace the matrix by its packed form, if it has one."""
+        self.kernel = self.kernel.packed(library, num_devices)
 
     def has_packed_form(self, library: Library) -> bool:
         """True if `pack` replaces the matrix, or it is packed already."""
-        if isinstance(self.kernel, PackedBitsMatrix | MixedBitsMatrix):
-            return True
-        return type(self.kernel) is nnx.Param and has_packed_form(self.kernel, library)
+        return self.kernel.has_packed_form(library)
 
     def take_outputs(self, columns: np.ndarray) -> None:
         """Replace the outputs by those of `columns`, which may repeat."""
@@ -382,37 +197,25 @@ class Table(nnx.Module):
         self.soft_cap = soft_cap
         self.scale = scale
         self.bias = optional(bias, make, (rows,), (axis,), "zeros")
-        self.table: nnx.Param[Array] | QuantisedTable | PackedBitsTable = make.table(
-            rows, width, axis, used or rows
-        )
+        self.table: TableMatrix = make.table(rows, width, axis, used or rows)
 
     @property
     def num_rows(self) -> int:
         """Number of rows, those of padding included."""
-        table = self.table
-        if isinstance(table, PackedTable | PackedBitsTable):
-            return table.num_rows
-        if isinstance(table, QuantisedTable):
-            return int(table.values.get_value().shape[0])
-        return int(table.get_value().shape[0])
+        return self.table.num_rows
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
-        if isinstance(self.table, QuantisedTable | PackedTable | PackedBitsTable):
-            return self.table.rows(index)
-        return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
+        return self.table.rows(index)
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Compute `scores` by the library, if the table fits; see `packed_table` and `packed_bits_table`."""
-        if isinstance(self.table, QuantisedTable):
-            self.table = packed_bits_table(self.table, library, num_devices)
-        elif isinstance(self.table, nnx.Param):
-            self.table = packed_table(self.table, library, num_devices)
+        """Compute `scores` by the library, if the table fits."""
+        self.table = self.table.packed(library, num_devices)
 
     @property
     def can_skip(self) -> bool:
         """True if `scores` can leave out the vectors after some."""
-        return isinstance(self.table, PackedTable | PackedBitsTable)
+        return self.table.can_skip
 
     def scores(
         self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
@@ -421,18 +224,8 @@ class Table(nnx.Module):
 
         With `count`, only the scores of the first vectors are defined. The table must be one that `can_skip`.
         """
-        scores = scaled(plus(self._products(hidden, count), self.bias), self.scale)
-        return capped(scores, self.soft_cap)
-
-    def _products(
-        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None
-    ) -> Float[Array, "B V"]:
-        if isinstance(self.table, PackedTable | PackedBitsTable):
-            return self.table.scores(hidden, count)
-        assert count is None, "only the library skips vectors"
-        if isinstance(self.table, QuantisedTable):
-            return self.table.scores(hidden)
-        return table_scores(hidden, self.table[...])
+        products = self.table.scores(hidden, count)
+        return capped(scaled(plus(products, self.bias), self.scale), self.soft_cap)
 
 
 class Xielu(nnx.Module):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.model.layers import Maker, Table
+from orca_jax.model.layers import Table
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.base import Attend, Mixing
 from orca_jax.model.parameters import path_of
 from orca_jax.model.sharding import MESH_AXES

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.model.quantise import quantised_parts
+from orca_jax.model.matrices.quantise import quantised_parts
 from orca_jax.values.config import ModelConfig, Quantization
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")

@@ -21,11 +21,11 @@ from orca_jax.kernels.native import LayerRows, Library
 from orca_jax.model.block import AttentionOnly, Block, Pattern
 from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import InputsOfLayers
-from orca_jax.model.layers import Linear, Maker, Norm, Table, kept, optional, scaled
+from orca_jax.model.layers import Linear, Norm, Table, kept, scaled
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
+from orca_jax.model.maker import Maker, Storage, optional
+from orca_jax.model.matrices.layout import layer_of
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
-from orca_jax.model.packed.bits import layer_of
-from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size
 from orca_jax.model.stages import LayerSpan, of_span, whole

@@ -26,7 +26,7 @@ from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matric
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
-from orca_jax.model.packed.matrices import held_values, plain_shape, width_in_file
+from orca_jax.model.matrices.packed import held_values, plain_shape, width_in_file
 from orca_jax.model.parameters import (
     Wanted,
     first_line,

@@ -21,8 +21,9 @@ from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.model.layers import Maker, Table
+from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, tensor_mesh
+from orca_jax.model.maker import Maker
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.experts import Experts
-from orca_jax.model.layers import Maker
 from orca_jax.model.load import load_decoder, prepare_load, random_decoder
+from orca_jax.model.maker import Maker
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.model.layers import Maker, Table
+from orca_jax.model.layers import Table
+from orca_jax.model.maker import Maker
 from orca_jax.values.config import DType
 
 ROWS, WIDTH = 384, 48

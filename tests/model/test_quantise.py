@@ -30,14 +30,10 @@ from orca_jax.model.describe import (
     read_model_config,
 )
 from orca_jax.model.load import load_decoder, random_decoder
+from orca_jax.model.matrices.quantise import check_inputs, quantise, quantise_rows
+from orca_jax.model.matrices.scaled import QuantisedExperts
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
-from orca_jax.model.quantise import (
-    QuantisedExperts,
-    check_inputs,
-    quantise,
-    quantise_rows,
-)
 from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, EngineConfig, Quantization
@@ -336,7 +332,7 @@ def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     )
     form = QuantisedExperts(
         held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False
-    ).form
+    ).expert_form(3)
     x = jnp.asarray(draw.normal(size=(6, 32)), jnp.float32)
     chosen, weights = jnp.asarray(draw.integers(0, 3, (6, 1)), jnp.int32), jnp.ones((6, 1))
     run = partial(

@@ -11,10 +11,11 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.support import quantised
+from orca_jax.kernels.matmul import Quantised
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
+from orca_jax.model.matrices.quantise import expand
 from orca_jax.model.parameters import flat_parameters, path_of
-from orca_jax.model.quantise import Quantised, expand
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import EngineConfig, Quantization
 from tests.model.recorded.record import load

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.packed.bits import BitsForm
-from orca_jax.model.packed.blocks import BitsParts, packed_parts
+from orca_jax.model.matrices.bits_shapes import BitsForm
+from orca_jax.model.matrices.blocks import BitsParts, packed_parts
 
 _NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 

@@ -23,9 +23,9 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
-from orca_jax.model.packed.bits import BitsForm
-from orca_jax.model.packed.grouped import GroupedNumbers
-from orca_jax.model.packed.stored import (
+from orca_jax.model.matrices.bits_shapes import BitsForm
+from orca_jax.model.matrices.grouped import GroupedNumbers
+from orca_jax.model.matrices.stored import (
     StoredMatrices,
     experts_of,
     keep_bits,

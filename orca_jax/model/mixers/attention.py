@@ -7,17 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.model.layers import (
-    Linear,
-    Maker,
-    Norm,
-    kept,
-    optional,
-    project,
-    unfused,
-    with_adapters,
-)
+from orca_jax.model.layers import Linear, Norm, kept, project, unfused, with_adapters
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker, optional
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation

@@ -5,8 +5,9 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.layers import Linear
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.attention import Attention
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.mixers.mamba import Mamba

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.short_conv import short_conv
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.model.layers import Linear, Maker, Norm, kept, project
+from orca_jax.model.layers import Linear, Norm, kept, project
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.base import StateArray, StateKind, StatePools
 from orca_jax.model.mixers.linear_attention import GatedInputs, GatedMixer, LinearResults
 from orca_jax.model.rope import Rotation

@@ -10,8 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.matmul import product_of_heads
-from orca_jax.model.layers import Linear, Maker, Norm, kept, project
+from orca_jax.model.layers import Linear, Norm, kept, project
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.rope import Rotation
 from orca_jax.values.config import ModelConfig

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, kept, project
+from orca_jax.model.layers import ACTIVATIONS, Linear, Norm, kept, project
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
 from orca_jax.model.rope import Rotation
 from orca_jax.values.config import ModelConfig

@@ -3,8 +3,9 @@
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.model.layers import Linear, Maker, kept
+from orca_jax.model.layers import Linear, kept
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.maker import Maker
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.rope import Rotation
 from orca_jax.values.config import ModelConfig

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flax import nnx
 
@@ -18,8 +19,8 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.layers import Linear
-from orca_jax.model.packed.grouped import GroupedForm, grouped_shapes
-from orca_jax.model.packed.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
+from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes
+from orca_jax.model.matrices.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
 from orca_jax.model.published.numbers import FloatMatrix
@@ -57,12 +58,14 @@ def keep_planned(decoder: Decoder, form: StoredForm) -> None:
     if form.has_integers:
         kind = "int4" if form.bits == 4 else "int8"
     for _, module in list(nnx.iter_modules(decoder)):
-        if isinstance(module, Linear) and type(module.kernel) is nnx.Param:
-            inputs = module.kernel.get_value().shape[-2]
-            size = form.group_size or inputs
-            if inputs % size == 0:
-                grouped = GroupedForm(kind, size, has_zero=form.bits == 4)
-                module.kernel = grouped_shapes(module.kernel, grouped) or module.kernel
+        if not isinstance(module, Linear) or not module.kernel.is_plain:
+            continue
+        kernel: Any = module.kernel
+        inputs = kernel.get_value().shape[-2]
+        size = form.group_size or inputs
+        if inputs % size == 0:
+            grouped = GroupedForm(kind, size, has_zero=form.bits == 4)
+            module.kernel = grouped_shapes(kernel, grouped) or kernel
 
 
 def _opened(

@@ -13,7 +13,7 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import E2M1
-from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers
+from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers
 from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 
 FP4_GROUP = 16

@@ -12,7 +12,7 @@ import numpy as np
 
 from orca_jax.exec.states import layer_bytes
 from orca_jax.kernels.expert_mlp.api import computes_all_experts
-from orca_jax.model.quantise import WEIGHT_BYTES
+from orca_jax.model.matrices.quantise import WEIGHT_BYTES
 from orca_jax.model.sharding import on_shards, padded_vocab
 from orca_jax.sim.cost import WorkCounts, work_of
 from orca_jax.tools.plan.accelerators import Accelerator, PeakShares

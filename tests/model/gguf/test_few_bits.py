@@ -16,16 +16,15 @@ from jax.sharding import NamedSharding
 from orca_jax.assembly.executor import arrange_for
 from orca_jax.kernels.native import LayerRows, unpack_columns
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, packed_blocks
-from orca_jax.model.layers import Linear
+from orca_jax.model.layers import Linear, multiply
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.packed.bits import (
+from orca_jax.model.matrices.few_bits import (
     MixedBitsMatrix,
     PackedBitsMatrix,
     PackedBitsTable,
-    bits_matmuls,
-    layer_of,
     stored_bits,
 )
+from orca_jax.model.matrices.layout import layer_of
 from orca_jax.model.sharding import partition_spec
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.gguf.test_gguf import write
@@ -93,7 +92,7 @@ def test_a_layer_of_a_stack_in_two_forms_on_two_devices(axes: tuple[str, str]) -
             (path, layer_of(variable, LayerRows(layer, jnp.int32(3))))
             for path, variable in nnx.to_flat_state(state)
         ]
-        return bits_matmuls(jnp.asarray(x), [nnx.merge(structure, nnx.from_flat_state(own))])[0]
+        return multiply(jnp.asarray(x), nnx.merge(structure, nnx.from_flat_state(own)))[0]
 
     for layer, name in enumerate(names):
         wanted = x @ gguf.dequantize(stored[layer], Kind[name]).T

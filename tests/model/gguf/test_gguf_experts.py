@@ -16,8 +16,8 @@ from orca_jax.assembly.executor import arrange_for
 from orca_jax.helpers.gguf_file.header import GgufTensor
 from orca_jax.model.gguf.weights import _by_expert
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.packed.bits import MixedBitsMatrix, PackedBitsMatrix
-from orca_jax.model.packed.matrices import PackedMatrix
+from orca_jax.model.matrices.few_bits import MixedBitsMatrix, PackedBitsMatrix
+from orca_jax.model.matrices.packed import PackedMatrix
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.values.errors import CheckpointError
 from tests.kernels.native.machine import library_of, needs_library

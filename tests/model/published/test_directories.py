@@ -15,9 +15,9 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.packed.bits import PackedBitsMatrix
+from orca_jax.model.matrices.few_bits import PackedBitsMatrix
+from orca_jax.model.matrices.scaled import QuantisedMatrix
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.quantise import QuantisedMatrix
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.tools.plan.memory import stage_weights

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from orca_jax import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.lora.peft_files import read_adapter
-from orca_jax.model.quantise import expand, quantise, quantise_rows
+from orca_jax.model.matrices.quantise import expand, quantise, quantise_rows
 from orca_jax.values.config import LoraConfig, Quantization
 from orca_jax.values.errors import CheckpointError
 from orca_jax.values.request import RequestUpdate

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from orca_jax.kernels.matmul import Quantised
-from orca_jax.model.quantise import QuantisedMatrix
+from orca_jax.model.matrices.scaled import QuantisedMatrix
 from orca_jax.model.sharding import MESH_AXES, partition_spec
 from orca_jax.values.config import Quantization
 

@@ -13,11 +13,12 @@ from jax.sharding import NamedSharding
 from orca_jax.assembly.executor import arrange
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.layers import Table
+from orca_jax.model.layers import Table, multiply
 from orca_jax.model.load import abstract_decoder, random_decoder
-from orca_jax.model.packed.bits import PackedBitsMatrix, PackedBitsTable, bits_matmuls, packed_bits
+from orca_jax.model.matrices.few_bits import PackedBitsMatrix, PackedBitsTable, packed_bits
+from orca_jax.model.matrices.quantise import quantise
+from orca_jax.model.matrices.scaled import QuantisedExperts, QuantisedMatrix
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.quantise import QuantisedExperts, QuantisedMatrix, quantise
 from orca_jax.model.sharding import partition_spec
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, ModelConfig, Quantization
@@ -75,13 +76,13 @@ def test_a_matrix_on_two_devices(kind: Quantization, split: str) -> None:
     plain = QuantisedMatrix(
         stored, axes, kind, jnp.dtype("float32"), 2 if split == "inputs" else 1, is_stacked=False
     )
-    wanted = np.asarray(jax.jit(lambda x: plain.product(x))(x))
+    wanted = np.asarray(jax.jit(lambda x: multiply(x, plain)[0])(x))
     plain.values.set_value(jax.device_put(stored.values, NamedSharding(mesh, partition_spec(axes))))
     for dtype, close in (("float32", 1e-6), ("bfloat16", 1e-5)):
         plain.dtype = jnp.dtype(dtype)
         held = packed_bits(plain, library_of(), 2)
         assert isinstance(held, PackedBitsMatrix)
-        found = np.asarray(jax.jit(lambda x, held=held: bits_matmuls(x, [held])[0])(x))
+        found = np.asarray(jax.jit(lambda x, held=held: multiply(x, held)[0])(x))
         np.testing.assert_allclose(found, wanted, atol=close * np.abs(wanted).max(), rtol=0)
 
 

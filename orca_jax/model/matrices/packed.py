@@ -1,20 +1,21 @@
 """Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
 
 A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. The linear layers
-of blocks are packed, the table of the unembedding, and on one device experts (`packed/bits.py` has quantised ones).
+of blocks are packed, the table of the unembedding, and on one device experts (`few_bits.py` has quantised ones).
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.native import (
     Library,
     Packed,
@@ -27,42 +28,115 @@ from orca_jax.kernels.native import (
     packed_columns,
     packed_products,
 )
-from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
+from orca_jax.model.matrices.base import Matrix
+from orca_jax.model.matrices.layout import (
+    PackedLayout,
+    StackParam,
+    layout_of,
+    on_shards,
+    transposed,
+)
 
 
-class PackedMatrix(nnx.Param[Any]):
+class PackedMatrix(StackParam):
     """A matrix in the form of `kernels.native.pack`, split over devices as the plain matrix was.
 
     Its metadata are `axes`, the logical axes of layers if it is a stack, of blocks of outputs, of inputs, and of the
     numbers of a block; `layout`; and `sizes`, the inputs and outputs of the plain matrix. One that no devices share may
-    have others than whole blocks hold. In a layer of a stack, the value is a `kernels.native.Packed`.
+    have others than whole blocks hold.
     """
 
-
-class PackedLayout(NamedTuple):
-    """The place of a packed matrix on its devices."""
-
-    mesh: Mesh
-    # logical axes of the plain matrix: layers if it is a stack, inputs and outputs
-    axes: tuple[str, ...]
-    width: int  # columns of a block
-    num_devices: int  # that share the processors of this machine
+    is_plain = False
+    products_of = "packed"
+    is_table = False
 
     @property
-    def plain_sharding(self) -> NamedSharding:
-        """The sharding of the plain matrix."""
-        return NamedSharding(self.mesh, partition_spec(self.axes))
+    def layout(self) -> PackedLayout:
+        """The place of the matrix."""
+        layout: PackedLayout = self.get_metadata("layout")
+        return layout
 
     @property
-    def sharding(self) -> NamedSharding:
-        """The sharding of the packed matrix."""
-        return NamedSharding(self.mesh, partition_spec(self.packed_axes))
+    def sizes(self) -> tuple[int, int]:
+        """Inputs and outputs."""
+        sizes: tuple[int, int] = self.get_metadata("sizes")
+        return sizes
+
+    def products(
+        self,
+        x: Float[Array, "T I"],
+        matrices: "Sequence[PackedMatrix]",
+        sizes: Int[Array, "X"] | None = None,
+    ) -> list[Float[Array, "T O"]]:
+        """`x` times each of some matrices in one call of the library."""
+        if sizes is not None:
+            packed = [of_experts(matrix.get_value(), sizes) for matrix in matrices]
+        else:
+            packed = [in_stack(matrix.get_value(), len(x)) for matrix in matrices]
+        return _matmuls(x, matrices, packed)
+
+    def packed(self, library: Library, num_devices: int) -> "PackedMatrix":
+        """Return this matrix: it is packed already."""
+        return self
+
+    def has_packed_form(self, library: Library) -> bool:
+        """True: it is packed."""
+        return True
+
+    def expert_form(self, count: int) -> KernelForm:
+        """Products of the library, for all experts in one call."""
+        return grouped_form(count, self.num_counted)
 
     @property
-    def packed_axes(self) -> tuple[str, ...]:
-        """The logical axes of the packed matrix."""
-        *stack, inputs, outputs = self.axes
-        return (*stack, outputs, inputs, "columns")
+    def operand(self) -> "PackedMatrix":
+        """Return this matrix: the library reads its arrays."""
+        return self
+
+    @property
+    def plain_shape(self) -> jax.ShapeDtypeStruct:
+        """The sharded shape of the plain matrix, or of the stack of them."""
+        value = self.get_value()
+        shape = (*value.shape[:-3], *self.sizes)
+        return jax.ShapeDtypeStruct(shape, value.dtype, sharding=self.layout.plain_sharding)
+
+    def pack(self, plain: Array) -> Array:
+        """The packed form of values with `plain_shape`."""
+        return _packed(plain, self.layout)
+
+
+class PackedTable(PackedMatrix):
+    """A table [V, E] in the form of a packed matrix from E to V, as the library reads it for the unembedding."""
+
+    can_skip = True
+    is_table = True
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, padding included."""
+        return self.sizes[1]
+
+    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """The rows `index`; one out of range gets the nearest row."""
+        index = jnp.clip(index, 0, self.num_rows - 1)
+        found = packed_columns(self[...], index, self.layout.width)
+        return _columns(found, self.sizes[0])
+
+    def scores(
+        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
+    ) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector, or of the first `count`, with every row, with float32 sums."""
+        packed = in_stack(self.get_value(), len(hidden) if count is None else count)
+        return _matmuls(hidden, [self], [packed])[0]
+
+    @property
+    def plain_shape(self) -> jax.ShapeDtypeStruct:
+        """The sharded shape of the plain table."""
+        sharding = transposed(self.layout).plain_sharding
+        return jax.ShapeDtypeStruct(self.sizes[::-1], self.get_value().dtype, sharding=sharding)
+
+    def pack(self, plain: Array) -> Array:
+        """The packed form of a plain table."""
+        return _packing(self.layout.width, self.layout.sharding, is_table=True)(plain)
 
 
 def has_packed_form(plain: nnx.Param[Any], library: Library) -> bool:
@@ -96,28 +170,6 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
     return PackedMatrix(pack_as(value, layout), axes=layout.packed_axes, layout=layout, sizes=sizes)
 
 
-class PackedTable(PackedMatrix):
-    """A table [V, E] in the form of a packed matrix from E to V, as the library reads it for the unembedding."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows, with those of padding."""
-        sizes: tuple[int, int] = self.get_metadata("sizes")
-        return sizes[1]
-
-    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
-        """The rows `index`; one out of range gets the nearest row."""
-        index = jnp.clip(index, 0, self.num_rows - 1)
-        found = packed_columns(self[...], index, self.get_metadata("layout").width)
-        return _columns(found, self.get_metadata("sizes")[0])
-
-    def scores(
-        self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None
-    ) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector, or of the first `count`, with every row, with float32 sums."""
-        return packed_matmuls(hidden, [self], count)[0]
-
-
 def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
     """The packed form of a table, or `plain` itself if its shape or type has none; see `packed_matrix`."""
     value = plain.get_value()
@@ -135,15 +187,11 @@ def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> n
 
 def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     """The sharded shape of a parameter as it is read: that of the plain matrix if it is packed."""
-    value: jax.ShapeDtypeStruct = variable.get_value()
-    if not isinstance(variable, PackedMatrix):
-        return value
-    layout: PackedLayout = variable.get_metadata("layout")
-    shape = *value.shape[:-3], *variable.get_metadata("sizes")
-    if isinstance(variable, PackedTable):
-        shape = shape[::-1]
-        layout = transposed(layout)
-    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
+    matrix = _packed_in(variable)
+    if matrix is not None:
+        return matrix.plain_shape
+    shape: jax.ShapeDtypeStruct = variable.get_value()
+    return shape
 
 
 def width_in_file(variable: nnx.Variable[Any], num_columns: int, *, is_transposed: bool) -> int:
@@ -154,56 +202,61 @@ def width_in_file(variable: nnx.Variable[Any], num_columns: int, *, is_transpose
         num_columns: rows of the matrix in the file.
         is_transposed: the plain parameter is the transposed matrix.
     """
-    if not isinstance(variable, PackedMatrix) or is_transposed == isinstance(variable, PackedTable):
+    matrix = _packed_in(variable)
+    if matrix is None or is_transposed == matrix.is_table:
         return 0
-    width: int = variable.get_metadata("layout").width
-    value = variable.get_value()
+    width = matrix.layout.width
+    value = matrix.get_value()
     whole = (value.shape[-2] * inputs_each(value.dtype), value.shape[-3] * width)
-    if whole != variable.get_metadata("sizes") or whole[1] != num_columns:
+    if whole != matrix.sizes or whole[1] != num_columns:
         return 0
     return width
 
 
 def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
     """The values of a parameter as the decoder holds them, from those with its `plain_shape`."""
-    if not isinstance(variable, PackedMatrix):
+    matrix = _packed_in(variable)
+    if matrix is None:
         return read
-    layout: PackedLayout = variable.get_metadata("layout")
-    if isinstance(variable, PackedTable):
-        return _packing(layout.width, layout.sharding, is_table=True)(read)
-    return _packed(read, layout)
+    return matrix.pack(read)
 
 
-def packed_matmuls(
-    x: Float[Array, "T I"],
-    matrices: Sequence[PackedMatrix],
-    count: Int[Array, ""] | None = None,
-    sizes: Int[Array, "X"] | None = None,
+def _packed_in(variable: nnx.Variable[Any]) -> PackedMatrix | None:
+    """The variable if it is a packed matrix: of a tree of parameters, not all are matrices."""
+    if isinstance(variable, PackedMatrix):
+        return variable
+    return None
+
+
+def grouped_form(count: int, num_rows: Array | None) -> KernelForm:
+    """The arithmetic of packed matrices of `count` experts: one call of the library for all of them."""
+
+    def grouped(
+        x: Float[Array, "A I"], matrices: list[Matrix], sizes: Int[Array, "X"]
+    ) -> list[Float[Array, "A O"]]:
+        return matrices[0].products(x, matrices, sizes)
+
+    return KernelForm(grouped=grouped, num_experts=count, num_rows=num_rows)
+
+
+def _matmuls(
+    x: Float[Array, "T I"], matrices: Sequence[PackedMatrix], packed: list[Packed]
 ) -> list[Float[Array, "T O"]]:
-    """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library.
+    """`x` times each of some matrices with the same inputs, with float32 sums, in one call of the library.
 
-    With `count`, single matrices multiply the first rows alone, and the results of others are undefined. With `sizes`,
-    they are those of experts on one device, and each multiplies so many rows, one after the other.
+    Args:
+        x: the activations.
+        matrices: packed ones.
+        packed: their places in stacks.
     """
-    layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
+    layouts = [matrix.layout for matrix in matrices]
     specs = [
         Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec()))
         for layout in layouts
     ]
-    values = [matrix.get_value() for matrix in matrices]
-    if sizes is not None:
-        packed = [of_experts(value, sizes) for value in values]
-    elif count is not None:
-        packed = [in_stack(value, count) for value in values]
-    else:
-        packed = [in_stack(value, len(x)) for value in values]
-    products = on_shards(
-        partial(_products, devices=layouts[0].num_devices), x, layouts, packed, specs
-    )
-    return [
-        _columns(out, matrix.get_metadata("sizes")[1])
-        for out, matrix in zip(products, matrices, strict=True)
-    ]
+    multiply_part = partial(_products, devices=layouts[0].num_devices)
+    products = on_shards(multiply_part, x, layouts, packed, specs)
+    return [_columns(out, matrix.sizes[1]) for out, matrix in zip(products, matrices, strict=True)]
 
 
 def _columns(values: Float[Array, "T X"], number: int) -> Float[Array, "T Y"]:
@@ -222,45 +275,6 @@ def _products(
     if missing:
         x = jnp.pad(x, ((0, 0), (0, missing)))
     return packed_products(x, matrices, devices)
-
-
-def on_shards[T](
-    multiply: Callable[[Array, list[T]], list[Array]],
-    x: Float[Array, "T I"],
-    layouts: Sequence[PackedLayout],
-    matrices: list[T],
-    specs: list[Any],
-) -> list[Float[Array, "T O"]]:
-    """Products on each device, with the sums over devices if these share the inputs."""
-    inputs = MESH_AXES[layouts[0].axes[-2]]
-
-    def on_shard(x: Float[Array, "T I"], matrices: list[T]) -> list[Float[Array, "T O"]]:
-        products = multiply(x, matrices)
-        if inputs is None:
-            return products
-        return jax.lax.psum(products, TENSOR_AXIS)
-
-    split = jax.shard_map(
-        on_shard,
-        mesh=layouts[0].mesh,
-        in_specs=(PartitionSpec(None, inputs), specs),
-        out_specs=[PartitionSpec(None, MESH_AXES[layout.axes[-1]]) for layout in layouts],
-        check_vma=False,  # the sum over devices is done by hand
-    )
-    products: list[Array] = split(x, matrices)
-    return products
-
-
-def layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:
-    """The place of a matrix from its sharded values or shape, and its logical axes."""
-    return PackedLayout(
-        plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices
-    )
-
-
-def transposed(layout: PackedLayout) -> PackedLayout:
-    """The layout of a table as a matrix from its vectors to its rows, and back."""
-    return layout._replace(axes=layout.axes[::-1])
 
 
 def _packed_shape(

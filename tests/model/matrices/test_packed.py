@@ -14,7 +14,7 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
-from orca_jax.model.packed.matrices import PackedMatrix, PackedTable, held_values, plain_shape
+from orca_jax.model.matrices.packed import PackedMatrix, PackedTable, held_values, plain_shape
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, ModelConfig, Quantization

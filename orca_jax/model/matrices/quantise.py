@@ -12,16 +12,14 @@ from whole columns of a matrix, before it is split over devices, so the values d
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float
 
-from orca_jax.kernels.expert_mlp import KernelForm
-from orca_jax.kernels.matmul import Quantised, group_size, lanes, quantised_matmul, quantised_scores
+from orca_jax.kernels.matmul import Quantised, group_size, lanes
 from orca_jax.kernels.native import FewBits
 from orca_jax.values.config import Quantization
 from orca_jax.values.errors import ConfigError
@@ -32,16 +30,6 @@ _TYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int8}
 # of parameters; the last three are those of experts
 _NAMES = ("kernel", "table", "mlp.gate", "mlp.up", "mlp.down")
 _ENDS = tuple(f".{name}.{part}" for name, part in product(_NAMES, ("values", "scale")))
-
-
-class Storage(NamedTuple):
-    """How weights are stored.
-
-    `kind` is the quantisation, None for none; `shards` is the number of devices that share a matrix.
-    """
-
-    kind: Quantization | None = None
-    shards: int = 1
 
 
 def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantised:
@@ -146,118 +134,6 @@ def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
             each = f"{inputs // splits} of {inputs} inputs of a matrix on each device"
         message = f"quantization int4 stores two inputs in a byte, and there are {each}: use int8"
         raise ConfigError(message, param="quantization")
-
-
-class _StoredParts(nnx.Module):
-    """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs."""
-
-    def __init__(self, parts: Quantised, axes: tuple[str, ...], *, is_stacked: bool) -> None:
-        if is_stacked:
-            axes = ("layers", *axes)
-        *first, inputs, outputs = axes
-        self.values = nnx.Param(parts.values, axes=(*first, inputs, outputs))
-        # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
-        if parts.is_grouped:
-            first.append("groups")
-        self.scale = nnx.Param(parts.scale, axes=(*first, outputs))
-        zero = None
-        if parts.zero is not None:
-            zero = nnx.Param(parts.zero, axes=(*first, outputs))
-        self.zero = nnx.data(zero)
-
-    @property
-    def parts(self) -> Quantised:
-        """The values and scales; within `shard_map`, those of this device."""
-        zero = None if self.zero is None else self.zero[...]
-        return Quantised(self.values[...], self.scale[...], zero)
-
-
-class QuantisedMatrix(_StoredParts):
-    """A quantised matrix in the place of a parameter.
-
-    Args:
-        parts: its values and scales, with a leading axis for layers if `is_stacked`.
-        axes: logical axes of inputs and outputs.
-        kind: the kind of the values.
-        dtype: type of the operands of products.
-        splits: devices over which the inputs are split.
-        is_stacked: true if there is a leading axis for layers.
-    """
-
-    def __init__(
-        self,
-        parts: Quantised,
-        axes: tuple[str, str],
-        kind: Quantization,
-        dtype: jnp.dtype,
-        splits: int,
-        *,
-        is_stacked: bool,
-    ) -> None:
-        super().__init__(parts, axes, is_stacked=is_stacked)
-        self.kind: Quantization = kind
-        self.dtype = dtype
-        self.splits = splits
-
-    def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """`x` times this matrix, with float32 sums."""
-        return quantised_matmul(x, self.parts, self.kind, self.dtype, self.splits)
-
-
-class QuantisedExperts(_StoredParts):
-    """The quantised matrices of all experts in the place of a parameter, as each device has its part of them.
-
-    Args:
-        parts: values and scales, with a first axis for experts, after one for layers if `is_stacked`.
-        axes: logical axes of experts, inputs and outputs.
-        kind: the kind of the values.
-        dtype: type of the operands of products.
-        is_stacked: true if there is a leading axis for layers.
-    """
-
-    def __init__(
-        self,
-        parts: Quantised,
-        axes: tuple[str, str, str],
-        kind: Quantization,
-        dtype: jnp.dtype,
-        *,
-        is_stacked: bool,
-    ) -> None:
-        super().__init__(parts, axes, is_stacked=is_stacked)
-        self.kind: Quantization = kind
-        self.dtype = dtype
-
-    @property
-    def form(self) -> KernelForm:
-        """The arithmetic of the matrices."""
-        return KernelForm(
-            partial(quantised_matmul, kind=self.kind, dtype=self.dtype),
-            partial(expand, kind=self.kind, dtype=self.dtype),
-        )
-
-
-class QuantisedTable(nnx.Module):
-    """A table in int8 with a scale for each row, split by rows over `splits` devices."""
-
-    def __init__(
-        self, parts: Quantised, axes: tuple[str, str], dtype: jnp.dtype, splits: int
-    ) -> None:
-        self.values = nnx.Param(parts.values, axes=axes)
-        self.scale = nnx.Param(parts.scale, axes=axes[:1])
-        self.dtype = dtype
-        self.splits = splits
-
-    def rows(self, index: Num[Array, "T"]) -> Float[Array, "T E"]:
-        """The rows `index`; one out of range gets the nearest row."""
-        values = self.values[...].at[index].get(mode="clip").astype(jnp.float32)
-        return values * self.scale[...].at[index].get(mode="clip")[:, None]
-
-    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row."""
-        return quantised_scores(
-            hidden, Quantised(self.values[...], self.scale[...]), self.dtype, self.splits
-        )
 
 
 def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Array, "*layers I O"]:

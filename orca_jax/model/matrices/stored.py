@@ -20,8 +20,9 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.files.stripes import aligned_empty
 from orca_jax.model.layers import Linear, Table
-from orca_jax.model.packed.bits import BitsForm, stored_bits
-from orca_jax.model.packed.grouped import GroupedForm, GroupedNumbers, grouped_shapes
+from orca_jax.model.matrices.bits_shapes import BitsForm
+from orca_jax.model.matrices.few_bits import stored_bits
+from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_shapes
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
 from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder
@@ -87,7 +88,7 @@ class StoredMatrices:
 
         Args:
             path: a parameter, or a stack with all layers of the stage.
-            layers: those of the stage.
+            layers: the layers of the stage.
         """
         whole, layer = split_layer(path)
         weight = next((weight for weight in self.table if weight.path == whole), None)
@@ -134,7 +135,7 @@ def keep_bits(
 
     def kept(path: str, name: str, held: Any) -> Any:
         """The form of the files' bits; None if there is none."""
-        if type(held) is not nnx.Param:
+        if not held.is_plain:
             return None
         found = stored.of(path, range(decoder.span.start, decoder.span.stop))
         if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):

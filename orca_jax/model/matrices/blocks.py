@@ -27,7 +27,7 @@ def packed_parts(parts: BitsParts, bits: int, width: int) -> PackedBits:
     """The packed form of some outputs.
 
     Args:
-        parts: those of the outputs.
+        parts: the numbers and factors of the outputs.
         bits: the size of a number.
         width: columns of a packed block; divides the outputs.
     """
