@@ -101,7 +101,7 @@ class Facts:
         if self.config.load_format == "dummy":
             return False
         if self.known.stored is not None:
-            return self.known.stored.has_integers
+            return True
         return is_gguf(self.source) and has_few_bits(Path(self.source))
 
     @property

@@ -251,7 +251,7 @@ class StoredForm:
         group_size: inputs that share a scale; 0: all. With the layout "scaled" the fewest.
         zero_offset: added to stored zero points.
         is_ordered: each input names its group.
-        has_integers: there are matrices of integers, which the library in C multiplies.
+        has_integers: there are matrices of integers, and not of floats alone.
         block: outputs and inputs of a scale, where scales are of blocks.
     """
 

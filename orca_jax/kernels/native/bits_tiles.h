@@ -31,8 +31,9 @@ typedef struct {
   int64_t by_group, by_unit;                         // input i is in the group i * by_group >> INVERSE
   int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16
   int is_short;                                      // x has 8 bits
+  int is_e4m3;                                       // numbers are floats of 8 bits
   // x by groups of GROUP inputs, then by rows
-  void *numbers;    // float32, int16 or int8
+  void *numbers;    // float32, int16, int8 or bfloat16
   float *sizes;     // scales of x
   float *weights;   // sums of x, for minima
   int32_t *totals;  // sums of the integers

@@ -15,7 +15,10 @@
 // A call multiplies the same x by several matrices, whose blocks the threads take as if they were those of one matrix.
 // A product reads one matrix of its stacks, or those of experts, each for its own rows of x.
 //
-// There are three forms. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
+// Numbers may be floats of 8 bits, e4m3, in the place of integers (`float_tiles.h`): an entry is scale * number. x is
+// then in bfloat16 where the processor multiplies it, else in float32.
+//
+// There are three forms of integers. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
 // are summed exactly, so neither the tile nor the instruction changes a bit; the sums of groups are added in float32.
 // With 8 bits it is the same with fewer products, and less precise (`byte_tiles.h`).
 // With float32, entries are what the matrix stands for, rounded to float32; many rows share a chunk of them in the
@@ -26,6 +29,7 @@
 
 #include "bits_tiles.h"
 #include "byte_tiles.h"
+#include "float_tiles.h"
 
 #define PANEL 120  // rows with their sums in the cache
 #define MOST 8     // matrices of a call
@@ -72,6 +76,11 @@ static void prepare_groups(const void *list, int64_t begin, int64_t end) {
       const int64_t at = group * p->rows + row;
       if (p->is_float32) {
         memcpy((float *)p->numbers + at * GROUP, x, sizeof(float[GROUP]));
+        continue;
+      }
+      if (p->is_e4m3) {
+        Halves *to = (Halves *)((uint16_t *)p->numbers + at * GROUP);
+        for (int i = 0; i < GROUP / LANES; i++) to[i] = to_bfloat16(((const Vector *)x)[i]);
         continue;
       }
       int16_t *numbers = (int16_t *)p->numbers + at * GROUP, narrow[GROUP];
@@ -130,6 +139,9 @@ TILES(tile_of_words_of_6_bits, tile_of_bytes, UP_TO_4, 6, 0)
 TILES(byte_tile_of_32, tile_of_bytes, NARROW_TILES, 4, 1)
 TILES(byte_tile_of_16, tile_of_bytes, NARROW_TILES, 6, 1)
 TILES(byte_tile_of_8_bits, tile_of_bytes, NARROW_TILES, 8, 1)
+#if HAS_BFLOAT16
+TILES(bfloat16_tile, tile_in_bfloat16, UP_TO_6)
+#endif
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on
 static Tile *const short_tiles[] = ALL_FORMS(short_tile_of_);
@@ -145,9 +157,15 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
   Tile *tile = short_tiles[p->bits - 4];
   int64_t most = NARROW;
   if (p->is_float32) {
-    expansions[p->bits - 4](p, chunk, expanded);
+    (p->is_e4m3 ? expand_e4m3 : expansions[p->bits - 4])(p, chunk, expanded);
     chunk->expanded = (const Vector(*)[2])expanded;
     tile = float_tile, most = ROWS;
+#if HAS_BFLOAT16
+  } else if (p->is_e4m3) {
+    expand_bfloat16(chunk, pairs);
+    chunk->pairs = (const Pairs(*)[2])pairs;
+    tile = bfloat16_tile, most = WIDE;
+#endif
   } else if (p->is_short) {
     const int is_wide = p->bits == 8 || rows > 4;
     if (is_wide) chunk->bytes = p->bits == 8 ? (const void *)chunk->words : expand_bytes(chunk, pairs, p->bits);
@@ -255,7 +273,7 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
   p->by_unit = inverse(unit);
   move_to(p, p->place.first);
   return fits && p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
-         (p->bits != 6 || !has_minima) &&
+         (p->bits != 6 || !has_minima) && (!p->is_e4m3 || (p->bits == 8 && !has_minima)) &&
          has_shape(words, XLA_FFI_DataType_U32, layers, blocks, p->inputs * p->bits / 32, WIDTH) &&
          has_shape(scales, type, layers, blocks, p->groups, WIDTH) &&
          (!has_minima || has_shape(minima, type, layers, blocks, p->groups, WIDTH)) &&
@@ -264,7 +282,8 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
 
 // Arguments: x; then for each product words, scales, minima and units, the last two empty if there are none, and the
 // place of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
-// share the processors, and the form: 0 with 16 bits, 1 in float32, 2 with 8 bits.
+// share the processors, and the form: of integers 0 with 16 bits, 1 in float32 and 2 with 8 bits; of e4m3 3 in bfloat16
+// if the processor multiplies it, and 4 in float32.
 XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   List list = {.count = frame->rets.size};
@@ -272,7 +291,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
     return refuse(frame, "products of few bits have x, five arguments and a result for each, and two attributes");
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = attribute(frame, 0), rows = x->dims[0], inputs = x->dims[1];
-  const int form = attribute(frame, 1), is_float32 = form == 1;
+  const int form = attribute(frame, 1), is_float32 = form == 1 || form == 4 || (form == 3 && !HAS_BFLOAT16);
   const int64_t parts = rows * inputs / GROUP, each = is_float32 ? sizeof(float[GROUP]) : sizeof(int16_t[GROUP]);
   uint8_t *memory = malloc(parts * (each + 2 * sizeof(float) + sizeof(int32_t)) + 1);
   if (memory == NULL) return refuse(frame, "there is no memory for a product of few bits");
@@ -287,6 +306,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
         .inputs = inputs,
         .is_float32 = is_float32,
         .is_short = form == 2,
+        .is_e4m3 = form >= 3,
         .numbers = memory,
         .sizes = sizes,
         .weights = sizes + parts,

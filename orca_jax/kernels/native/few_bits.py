@@ -23,13 +23,14 @@ MOST_INPUTS = 128
 """Most inputs in a packed group, unless it has all inputs."""
 
 _FORMS = {"float32": 1, "int8": 2}  # others are 0
+_FORMS_OF_FLOATS = {"float32": 4}  # others are 3
 _ARRAYS = ("words", "scales", "minima", "units")
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=(*_ARRAYS, "order", "place"),
-    meta_fields=("bits",),
+    meta_fields=("bits", "is_float"),
 )
 @dataclass(frozen=True)
 class PackedBits:
@@ -38,6 +39,8 @@ class PackedBits:
     A word has some inputs of a column, as numbers from 0; `shifts` gives the place of each. With 5 and 6 bits, words
     with the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them. Units are factors of
     scales and minima, which are integers then: each is that of some groups.
+
+    If they are floats, numbers of 8 bits are those of e4m3 bit by bit, without minima. NaN is not among them.
 
     With `place`, the arrays have one more axis, the first, and the matrix is this one of a stack. The library reads it
     in place.
@@ -50,6 +53,7 @@ class PackedBits:
     units: Any = None  # float16 [N, H, W], or with minima [N, H, 2 W]: theirs come last
     order: Any = None  # int [I]; in a stack [L, I]
     place: Any = None  # LayerRows
+    is_float: bool = False
 
 
 def can_pack_bits(
@@ -79,7 +83,10 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
     of all devices.
     """
     inputs, outputs = matrix.values.shape
-    numbers = (matrix.values.astype(jnp.int32) + _least(matrix)).astype(jnp.uint32)
+    if matrix.is_float:
+        numbers = jax.lax.bitcast_convert_type(matrix.values, jnp.uint8).astype(jnp.uint32)
+    else:
+        numbers = (matrix.values.astype(jnp.int32) + _least(matrix)).astype(jnp.uint32)
 
     def placed(numbers: Array, bits: int) -> Array:
         words = numbers.reshape(-1, 32 // bits, outputs) << shifts(bits)[:, None]
@@ -105,7 +112,13 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
         kind = jnp.float16 if numbers.dtype == jnp.float16 else jnp.float32
         return blocks(jnp.repeat(numbers.astype(kind), repeats, axis=0))
 
-    packed = PackedBits(blocks(words), groups(matrix.scales), matrix.bits, order=matrix.order)
+    packed = PackedBits(
+        blocks(words),
+        groups(matrix.scales),
+        matrix.bits,
+        order=matrix.order,
+        is_float=matrix.is_float,
+    )
     if matrix.minima is not None:
         packed = replace(packed, minima=groups(matrix.minima))
     return packed
@@ -150,9 +163,12 @@ def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array,
         return numbers.astype(jnp.int32).reshape(len(columns), -1)
 
     values = placed(words[..., :lines], low)
-    if bits > low:
-        values |= placed(words[..., lines:], bits - low) << low
-    values -= _least(packed)
+    if packed.is_float:
+        values = _floats(values)
+    else:
+        if bits > low:
+            values |= placed(words[..., lines:], bits - low) << low
+        values -= _least(packed)
 
     def factors(numbers: Array, second: int) -> Array:
         found = numbers[block, :, lane].astype(jnp.float32)
@@ -166,6 +182,12 @@ def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array,
     if packed.minima is not None:
         entries -= factors(packed.minima, width)
     return entries.reshape(len(columns), -1)
+
+
+def _floats(codes: Int[Array, "*any"]) -> Float[Array, "*any"]:
+    """The numbers of e4m3 with these bits, in float32."""
+    codes = codes.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
 
 
 def few_bits_product(
@@ -182,10 +204,11 @@ def few_bits_products(
 
     Args:
         x: activations.
-        matrices: of any number of bits, in one call of the library, or one for each if some have an order.
-        dtype: float32 for products in float32. In another type each `INPUTS` inputs of a row become integers with a
-            scale, of 8 bits for int8, else of 16. Their products are summed exactly in groups of them, and then in
-            float32.
+        matrices: of any number of bits, in one call of the library, or one for each if some have an order, or some are
+            floats and others integers.
+        dtype: float32 for products in float32. In another type x is bfloat16 for floats. For integers each `INPUTS`
+            inputs of a row become integers with a scale, of 8 bits for int8, else of 16. Their products are summed
+            exactly in groups of them, and then in float32.
         devices: those that share the processors of this machine.
     """
     for each in matrices:
@@ -194,7 +217,8 @@ def few_bits_products(
             f"{each.words.shape[-2]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
         )
     x = x.astype(jnp.float32)
-    if all([each.order is None for each in matrices]):
+    kinds = {each.is_float for each in matrices}
+    if len(kinds) == 1 and all([each.order is None for each in matrices]):
         return _products(x, matrices, dtype, devices)
     found = []
     for each in matrices:
@@ -218,6 +242,11 @@ def _products(
     given: list[Array] = []
     for matrix in matrices:
         given += _arguments(bits_in_stack(matrix, len(x)))
+    forms = _FORMS
+    usual = 0
+    if matrices[0].is_float:
+        forms = _FORMS_OF_FLOATS
+        usual = 3
     shapes = [(x.shape[0], m.words.shape[-3] * m.words.shape[-1]) for m in matrices]
     call = jax.ffi.ffi_call(
         FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -227,7 +256,7 @@ def _products(
             x,
             *given,
             devices=np.int64(devices),
-            form=np.int64(_FORMS.get(jnp.dtype(dtype).name, 0)),
+            form=np.int64(forms.get(jnp.dtype(dtype).name, usual)),
         )
     )
 

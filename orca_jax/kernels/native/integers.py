@@ -1,4 +1,4 @@
-"""Matrices of integers in 4 to 8 bits with scales: one value for all formats, and the reference of its product."""
+"""Matrices of numbers in 4 to 8 bits with scales: one value for all formats, and the reference of its product."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "scales", "minima", "order"),
-    meta_fields=("bits",),
+    meta_fields=("bits", "is_float"),
 )
 @dataclass(frozen=True)
 class FewBits:
-    """A matrix of integers with scales. The entry of input i and output o is `scales[g, o] * values[i, o]`.
+    """A matrix of numbers with scales. The entry of input i and output o is `scales[g, o] * values[i, o]`.
 
     Args:
         values: signed numbers of `bits` bits; with minima they are numbers from 0.
@@ -24,13 +24,15 @@ class FewBits:
         bits: 4, 5, 6 or 8.
         minima: subtracted from the entries of a group; None for none.
         order: the input of x that each row of the matrix multiplies; None for their own order.
+        is_float: the values are floats of 8 bits, e4m3; without minima.
     """
 
-    values: Any  # integers [I, O]. Each of these may be a shape
+    values: Any  # integers or e4m3 [I, O]. Each of these may be a shape
     scales: Any  # float [G, O]
     bits: int
     minima: Any = None  # float [G, O]
     order: Any = None  # int [I]
+    is_float: bool = False
 
     def dequantised(self) -> Float[Array, "I O"]:
         """The matrix in float32. Its rows are in `order`."""

@@ -17,7 +17,8 @@ class BitsForm(NamedTuple):
     """The form of a matrix in files: its bits, and the inputs of a group.
 
     `unit` is the number of groups whose scales and minima are integers times units; without them, 0, these are float16,
-    or float32 if they are wide. With an order, the rows of a matrix are not in the order of the inputs.
+    or float32 if they are wide. With an order, the rows of a matrix are not in the order of the inputs. Floats
+    of 8 bits are numbers of e4m3.
     """
 
     bits: int
@@ -26,6 +27,7 @@ class BitsForm(NamedTuple):
     unit: int = 0
     is_wide: bool = False
     has_order: bool = False
+    is_float: bool = False
 
 
 def stored_shapes(
@@ -52,7 +54,8 @@ def stored_shapes(
     if form.is_wide:
         kind = jnp.float32
     factors = shape(inputs // group, kind)
-    packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits)
+    words = shape(inputs * bits // 32, jnp.uint32)
+    packed = PackedBits(words, factors, bits, is_float=form.is_float)
     if form.has_minima:
         packed = replace(packed, minima=factors)
     if unit:

@@ -126,6 +126,7 @@ class PackedBitsMatrix(BitsMatrix):
             order = StackParam(order, axes=(*layout.axes[:-2], "groups"))
         self.order = nnx.data(order)
         self.bits = packed.bits
+        self.is_float = packed.is_float
         self.dtype = dtype
 
     @property
@@ -148,7 +149,7 @@ class PackedBitsMatrix(BitsMatrix):
         place = self.words.place
         if place is not None:
             values = {name: each.stack for name, each in values.items()}
-        return PackedBits(**values, bits=self.bits, place=place)
+        return PackedBits(**values, bits=self.bits, place=place, is_float=self.is_float)
 
     @property
     def of_a_layer(self) -> "PackedBitsMatrix":

@@ -1,5 +1,6 @@
 """Matrices of files for products of XLA: numbers of 8 or 4 bits with scales of groups of inputs."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ from orca_jax.kernels.matmul import Quantised
 from orca_jax.model.matrices.scaled import QuantisedMatrix
 from orca_jax.model.sharding import MESH_AXES, partition_spec
 from orca_jax.values.config import Quantization
+
+FEWEST = 32  # inputs of a group that is a part of one in files
 
 
 class GroupedForm(NamedTuple):
@@ -28,6 +31,17 @@ class GroupedNumbers(NamedTuple):
     values: np.ndarray
     scale: np.ndarray
     zero: np.ndarray | None = None
+
+
+def kept_group(size: int, inputs: int) -> int | None:
+    """The inputs of a group in memory, for groups of `size` in files; None if the last one is too much smaller.
+
+    Groups of a row have equal sizes in memory, so one in the files may become several with the same scale.
+    """
+    shared = math.gcd(size, inputs)
+    if shared in (size, inputs) or shared >= FEWEST:
+        return shared
+    return None
 
 
 def grouped_shapes(plain: nnx.Param[Any], form: GroupedForm) -> QuantisedMatrix | None:

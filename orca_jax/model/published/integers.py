@@ -15,7 +15,7 @@ from orca_jax.model.files.stripes import STRIPE_BYTES
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, packed_parts
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_integers
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart, with_rows
 from orca_jax.values.config import Quantization
 
 
@@ -104,20 +104,14 @@ class IntegerMatrix(PublishedMatrix):
         each = max(1, STRIPE_BYTES // (self.shape[1] * width)) * width
         for start in range(0, num_blocks * width, each):
             count = min(each, num_blocks * width - start)
-            numbers, scales, zeros = read(self._stored_outputs(start, start + count))
+            numbers, scales, zeros = read(self.stored_outputs(start, start + count))
             if order is not None:
                 numbers = numbers[:, order]
             minima = None
             if zeros is not None:
-                minima = _with_rows(scales * zeros, count)
-            parts = BitsParts(_with_rows(numbers, count), _with_rows(scales, count), minima)
+                minima = with_rows(scales * zeros, count)
+            parts = BitsParts(with_rows(numbers, count), with_rows(scales, count), minima)
             yield start // width, packed_parts(parts, self.bits, width)
-
-    def _stored_outputs(self, start: int, stop: int) -> np.ndarray:
-        """The stored outputs that some outputs of the parameter come from; fewer at the end of a padded table."""
-        if self.outputs is not None:
-            return self.outputs[start:stop]
-        return np.arange(min(start, self.shape[0]), min(stop, self.shape[0]))
 
     def reader(self) -> Callable[[np.ndarray], MatrixColumns]:
         """A function for the columns of some outputs. All rows are read once. Raises OSError."""
@@ -163,11 +157,3 @@ class IntegerMatrix(PublishedMatrix):
             return self.groups
         inputs = self.shape[1]
         return np.arange(inputs) // (inputs // self.num_groups)
-
-
-def _with_rows(values: np.ndarray, count: int) -> np.ndarray:
-    """The values with rows of zeros at the end, if there are fewer."""
-    missing = count - len(values)
-    if missing == 0:
-        return np.ascontiguousarray(values)
-    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])

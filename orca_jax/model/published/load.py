@@ -19,7 +19,7 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.layers import Linear
-from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes
+from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
 from orca_jax.model.matrices.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
@@ -62,8 +62,8 @@ def keep_planned(decoder: Decoder, form: StoredForm) -> None:
             continue
         kernel: Any = module.kernel
         inputs = kernel.get_value().shape[-2]
-        size = form.group_size or inputs
-        if inputs % size == 0:
+        size = kept_group(form.group_size or inputs, inputs)
+        if size is not None:
             grouped = GroupedForm(kind, size, has_zero=form.bits == 4)
             module.kernel = grouped_shapes(kernel, grouped) or kernel
 

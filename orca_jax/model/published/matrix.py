@@ -76,7 +76,21 @@ class PublishedMatrix:
     def is_turned(self) -> bool:
         return False
 
+    def stored_outputs(self, start: int, stop: int) -> np.ndarray:
+        """The stored outputs that some outputs of the parameter come from; fewer at the end of a padded table."""
+        if self.outputs is not None:
+            return self.outputs[start:stop]
+        return np.arange(min(start, self.shape[0]), min(stop, self.shape[0]))
+
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
         outputs = self.shape[0] if self.outputs is None else len(self.outputs)
         return name == "table" or shape[-1] == outputs
+
+
+def with_rows(values: np.ndarray, count: int) -> np.ndarray:
+    """The values with rows of zeros at the end, if there are fewer than `count`."""
+    missing = count - len(values)
+    if missing == 0:
+        return np.ascontiguousarray(values)
+    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])

@@ -1,4 +1,4 @@
-"""Matrices of floating-point numbers in 8 or 4 bits with scales, as rows of dequantised numbers in float32.
+"""Matrices of floating-point numbers in 8 or 4 bits with scales: dequantised rows, and numbers for the library in C.
 
     FloatMatrix  numbers in e4m3; a scale for the matrix, an output, a group of inputs, or a block such as 128 x 128
     Fp4Matrix    two numbers in e2m1 in a byte; a scale in e4m3 for 16 inputs, and one for the matrix (NVFP4)
@@ -13,10 +13,14 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import E2M1
-from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
+from orca_jax.model.files.stripes import STRIPE_BYTES
+from orca_jax.model.matrices.bits_shapes import BitsForm
+from orca_jax.model.matrices.blocks import BitsParts, packed_parts
+from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, kept_group
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart, with_rows
 
 FP4_GROUP = 16
+_MIDDLE = 32  # of numbers of 6 bits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,9 +37,11 @@ class FloatMatrix(PublishedMatrix):
     block: tuple[int, int]
 
     @property
-    def form(self) -> None:
-        """The library in C multiplies integers alone."""
-        return None
+    def form(self) -> BitsForm | None:
+        """The form of the numbers in memory; None if there is none."""
+        if self._group is None:
+            return None
+        return BitsForm(8, group=self._group, is_wide=True, is_float=self._is_float)
 
     @property
     def input_order(self) -> None:
@@ -43,21 +49,64 @@ class FloatMatrix(PublishedMatrix):
         return None
 
     def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
-        """There are no packed blocks without a form."""
-        raise AssertionError("a matrix without a form has no blocks")
+        """Yield some packed blocks after the number of the first one. Outputs beyond the stored ones are zeros.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        assert self.form is not None, "a matrix without a form has no blocks"
+        each = max(1, STRIPE_BYTES // (self.shape[1] * width)) * width
+        for start in range(0, num_blocks * width, each):
+            count = min(each, num_blocks * width - start)
+            stored = self.stored_outputs(start, start + count)
+            first = int(stored.min(initial=self.shape[0]))
+            stop = int(stored.max(initial=first - 1)) + 1
+            codes, scales = self._codes(first, stop)
+            parts = BitsParts(
+                with_rows(codes[stored - first], count), with_rows(scales[stored - first], count)
+            )
+            yield start // width, packed_parts(parts, self.form.bits, width)
+
+    def _codes(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of some outputs as the library has them, uint8, and the scales of groups, float32.
+
+        NaN makes the scale of its group NaN. Raises OSError.
+        """
+        codes = self.numbers.rows(start, stop).view(np.uint8)
+        scales = self._of_groups(self._factors(start, stop))
+        if not self._is_float:
+            return codes ^ np.uint8(0x80), scales
+        is_nan = (codes & np.uint8(0x7F)) == 0x7F
+        if is_nan.any():
+            of_groups = is_nan.reshape(len(codes), scales.shape[1], -1).any(axis=2)
+            scales = np.where(of_groups, np.float32(np.nan), scales)
+        return codes, scales
+
+    @property
+    def _is_float(self) -> bool:
+        return self.numbers.tensor.dtype == "F8_E4M3"
+
+    @property
+    def _group(self) -> int | None:
+        """Inputs of a group, a block or a part of one; None if there is none."""
+        return kept_group(self.block[1], self.shape[1])
+
+    def _of_groups(self, scales: np.ndarray) -> np.ndarray:
+        """The scale of each group, from the scales of blocks [O, B]."""
+        assert self._group is not None, "a matrix without groups has no form"
+        begins = np.arange(0, self.shape[1], self._group)
+        return scales[:, begins // self.block[1]]
 
     @property
     def grouped(self) -> GroupedForm | None:
-        """The form of the numbers for products of XLA; None if the last block of a row is smaller."""
-        group = self.block[1]
-        if self.shape[1] % group:
+        """The form of the numbers for products of XLA; None if there is none."""
+        if self._group is None:
             return None
-        return GroupedForm("fp8" if self.numbers.tensor.dtype == "F8_E4M3" else "int8", group)
+        return GroupedForm("fp8" if self._is_float else "int8", self._group)
 
     def grouped_numbers(self) -> GroupedNumbers:
         """All numbers in the form `grouped`. Raises OSError."""
-        stored = self.scales.all().reshape(-1, self.shape[1] // self.block[1])
-        scales = stored[np.arange(self.shape[0]) // self.block[0]].astype(np.float32)
+        scales = self._of_groups(self._factors(0, self.shape[0]))
         numbers = self.numbers.all()
         if self.outputs is not None:
             numbers = numbers[self.outputs]
@@ -75,16 +124,20 @@ class FloatMatrix(PublishedMatrix):
         return self.numbers.rows(start, stop).astype(np.float32)
 
     def _scales(self, start: int, stop: int) -> np.ndarray:
-        """The scales of each entry of some rows, or of each row."""
-        outputs, inputs = self.block
+        """The scales of each entry of some rows, or of each row. Raises OSError."""
+        of_rows = self._factors(start, stop)
+        if of_rows.shape[1] == 1:
+            return of_rows
+        return of_rows[:, np.arange(self.shape[1]) // self.block[1]]
+
+    def _factors(self, start: int, stop: int) -> np.ndarray:
+        """The scales of the groups of some rows, float32 [O, G]. Raises OSError."""
+        outputs = self.block[0]
         first = start // outputs
         last = -(-stop // outputs)
         stored = self.scales.rows(first, last) if self.scales.tensor.shape else self.scales.all()
         scales = stored.reshape(last - first, -1).astype(np.float32)
-        of_rows = scales[np.arange(start, stop) // outputs - first]
-        if of_rows.shape[1] == 1:
-            return of_rows
-        return of_rows[:, np.arange(self.shape[1]) // inputs]
+        return scales[np.arange(start, stop) // outputs - first]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,6 +153,15 @@ class Fp4Matrix(FloatMatrix):
     is_divisor: bool
 
     @property
+    def form(self) -> BitsForm:
+        """Twice the numbers are integers from -12 to 12, which 6 bits hold in groups of 16."""
+        return BitsForm(6, group=FP4_GROUP, is_wide=True)
+
+    def _codes(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        codes = (2 * self._numbers(start, stop) + _MIDDLE).astype(np.uint8)
+        return codes, self._factors(start, stop) / 2
+
+    @property
     def grouped(self) -> None:
         """There is no product of numbers in e2m1."""
         return None
@@ -111,8 +173,9 @@ class Fp4Matrix(FloatMatrix):
         numbers[..., 1] = E2M1[stored >> 4]
         return numbers.reshape(len(stored), -1)
 
-    def _scales(self, start: int, stop: int) -> np.ndarray:
+    def _factors(self, start: int, stop: int) -> np.ndarray:
         scales = self.scales.rows(start, stop).astype(np.float32)
         whole = self.whole.all().reshape(()).astype(np.float32)
-        scales = scales / whole if self.is_divisor else scales * whole
-        return np.repeat(scales, FP4_GROUP, axis=1)
+        if self.is_divisor:
+            return scales / whole
+        return scales * whole

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -51,6 +52,16 @@ def matrix(
         jnp.asarray(draw.standard_normal(groups), dtype) if has_minima else None,
         jnp.asarray(draw.permutation(inputs)) if is_ordered else None,
     )
+
+
+def floats(inputs: int, outputs: int, group: int) -> FewBits:
+    """A matrix of all numbers of e4m3 but NaN, with scales."""
+    draw = np.random.default_rng(inputs * outputs + group)
+    codes = draw.permuted(np.resize(np.arange(256, dtype=np.uint8), inputs * outputs))
+    codes[(codes & 0x7F) == 0x7F] = 0
+    values = codes.reshape(inputs, outputs).view(ml_dtypes.float8_e4m3fn)
+    scales = draw.uniform(0.5, 2, (inputs // group, outputs)).astype(np.float32)
+    return FewBits(jnp.asarray(values), jnp.asarray(scales), 8, is_float=True)
 
 
 def activations(rows: int, inputs: int) -> jax.Array:
@@ -164,6 +175,42 @@ def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
     for rows in (1, 3, 5, 13, 64, 241):
         x = activations(rows, 384)
         assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
+
+
+@needs_library
+@pytest.mark.parametrize("group", [32, 128, 384])
+def test_floats_of_8_bits(group: int) -> None:
+    """Both forms, and the library has bfloat16 activations only where the processor multiplies them."""
+    held = floats(384, 3 * library_of().width, group)
+    unpacked = unpack_columns(pack_bits(held, 4), jnp.arange(9))
+    np.testing.assert_array_equal(unpacked, np.asarray(dequantised(held)).T[:9])
+    for rows in (1, 3, 6, 7, 64, 241):
+        x = activations(rows, 384)
+        assert error(multiply(x, held, FLOAT32), x, held) < ERRORS[FLOAT32]
+        narrow = x
+        if "avx512_bf16" in all_cpu_flags():
+            narrow = x.astype(jnp.bfloat16).astype(jnp.float32)
+        for dtype in (BFLOAT16, INT8):
+            assert error(multiply(x, held, dtype), narrow, held) < ERRORS[FLOAT32]
+
+
+@needs_library
+@FORMS
+def test_floats_beside_integers_and_in_stacks(dtype: jnp.dtype) -> None:
+    """Each result has the bits of a call of its own, also of rows alone."""
+    width = library_of().width
+    held = floats(256, 2 * width, 128)
+    other = matrix(256, width, 64, 4)
+    x = activations(14, 256)
+    both = [pack_bits(each, width) for each in (held, other)]
+    found, beside = jax.jit(api.few_bits_products, static_argnums=2)(x, both, dtype)
+    np.testing.assert_array_equal(found, multiply(x, held, dtype))
+    np.testing.assert_array_equal(beside, multiply(x, other, dtype))
+    np.testing.assert_array_equal(multiply(x[5:7], held, dtype), np.asarray(found)[5:7])
+    stack = jax.tree.map(lambda array: jnp.stack([array, array]), both[0])
+    placed = replace(stack, place=api.LayerRows(jnp.int32(0), jnp.array([4, 10])))
+    (of_experts,) = jax.jit(api.few_bits_products, static_argnums=2)(x, [placed], dtype)
+    np.testing.assert_array_equal(of_experts, found)
 
 
 @needs_library

@@ -320,6 +320,10 @@ FORMS: Mapping[str, tuple[dict[str, Any], Writer]] = {
         {"quant_method": "fp8", "weight_block_size": [48, 32]},
         partial(fp8_blocks, width=32),
     ),
+    "fp8-parts": (
+        {"quant_method": "fp8", "weight_block_size": [48, 64]},
+        partial(fp8_blocks, width=64),
+    ),
     "fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8_whole),
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4),
 }

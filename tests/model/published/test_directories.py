@@ -27,7 +27,6 @@ from tests.model.reference import logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-INTEGERS = ("gptq", "awq", "packed", "int8")
 IDS = np.arange(1, 30) * 7 % 97
 
 
@@ -71,10 +70,15 @@ def compare(published: Path, plain: Path, devices: int) -> None:
 @pytest.mark.parametrize(
     ("model", "form", "devices"),
     [
-        *[("llama", form, 1) for form in INTEGERS],
+        *[("llama", form, 1) for form in FORMS if form != "fp8-blocks"],
         ("phi3", "awq", 1),
+        ("phi3", "fp8-parts", 1),
         ("mixtral", "packed", 1),
+        ("mixtral", "fp8", 1),
+        ("mixtral", "nvfp4", 1),
         ("llama", "awq", 2),
+        ("llama", "fp8-groups", 2),
+        ("llama", "nvfp4", 2),
         ("llama", "gptq", 2),
     ],
 )
