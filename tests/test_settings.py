@@ -298,13 +298,13 @@ def test_more_shards_than_cores_are_warned_about(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     with caplog.at_level(logging.WARNING):
         for shards in (2, 4):
-            with pytest.raises(ConfigError, match="in fp8"):  # before any weight is read
+            with pytest.raises(ConfigError, match="in float16"):  # before any weight is read
                 build_engine(
                     EngineConfig(
                         *(MODEL, "byte"),
                         tensor_parallel_size=shards,
                         cpu_products="native",
-                        quantization="fp8",
+                        dtype="float16",
                         progress=False,
                     )
                 )

@@ -37,8 +37,8 @@ def choose_products(facts: Facts, directory: str | None) -> Products:
 
     Args:
         facts: the settings, and all facts but the type. "auto" takes the library where it is known to be faster, or
-            found to be by a trial, and for matrices of few bits. Experts on several devices, weights in fp8 and
-            decoders from outside this package have products of XLA. Products of few bits are those with activations of
+            found to be by a trial, and for matrices of few bits. Experts on several devices and decoders from
+            outside this package have products of XLA. Products of few bits are those with activations of
             16 bits, unless the settings have a type: in float32 they are those of the dequantised matrix. A dynamic
             quantisation has activations of 8 bits. On a CPU the type "auto" is bfloat16 if the checkpoint has it and
             the library multiplies it; beside matrices of few bits only if another program published them.

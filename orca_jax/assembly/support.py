@@ -96,8 +96,8 @@ class Facts:
         """True if the model has matrices of few bits, which the library multiplies in any type."""
         from orca_jax.model.gguf.weights import has_few_bits
 
-        if (kind := self.known.quantization) is not None:
-            return kind != "fp8"
+        if self.known.quantization is not None:
+            return True
         if self.config.load_format == "dummy":
             return False
         if self.known.stored is not None:
@@ -388,9 +388,6 @@ NEEDS: tuple[Need, ...] = (
          "cpu_products has no effect on {f.platform} devices; leave it out", "platform"),
     Need("cpu_products", lambda f: f.known.decoder is None,
          "cpu_products native has no products with a decoder of your own: use xla", "platform",
-         idle=("xla",)),
-    Need("cpu_products", lambda f: f.known.quantization != "fp8",
-         "cpu_products native has no products with weights in fp8: use xla", "platform",
          idle=("xla",)),
     Need("cpu_products", lambda f: f.dtype in ("float32", "bfloat16"),
          "cpu_products native has no products with weights in {f.dtype}: use xla", "platform",

@@ -22,7 +22,7 @@ from orca_jax.model.gguf.weights import has_few_bits, keep_few_bits, load_gguf
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
-from orca_jax.model.published.load import keep_published, load_published
+from orca_jax.model.published.load import has_mxfp4, keep_published, load_published
 from orca_jax.model.sharding import (
     TENSOR_AXIS,
     on_shards,
@@ -218,7 +218,7 @@ def prepare_load(
         raise ConfigError(message, param="decoder")
     packs = config.quantization is None
     config = with_true_head(directory, config, dtype)
-    if config.stored is None:
+    if config.stored is None and not (packs and has_mxfp4(directory, config)):
         return Loading(config, dtype, partial(load_safetensors, directory), seed, packs=packs)
     keep = partial(keep_published, directory) if packs else None
     return Loading(config, dtype, partial(load_published, directory), seed, keep, packs)

@@ -107,7 +107,6 @@ def test_models_without_plain_matrices_have_products_of_xla(
 ) -> None:
     machine(WIDE, AVX512)
     others: tuple[tuple[ModelConfig, DType, str], ...] = (
-        (replace(model, quantization="fp8"), "float32", "weights in fp8"),
         (replace(model, decoder="mine:Decoder"), "float32", "a decoder of your own"),
         (model, "float16", "weights in float16"),
     )

@@ -27,8 +27,8 @@ Generated from `orca_jax/model/families` and the models in `tests/fixtures/refer
 
 A model directory has `config.json` and safetensors in the format of Hugging Face, or an Orbax checkpoint in `params/`.
 `model_type` in `config.json` selects the family. Weights are served as float32, bfloat16 or float16 (`--dtype`). Files
-with quantised weights of other programs are refused, but for gpt-oss in MXFP4, which becomes plain while loading.
-`--quantization` quantises while loading ([quantisation.md](quantisation.md)).
+of other programs with quantised weights keep their bits where products read them, and `--quantization` quantises while
+loading ([quantisation.md](quantisation.md)).
 
 LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)); "without states" are those of
 attention and MLPs alone, and PEFT's `all-linear` makes others in layers with states.

@@ -32,16 +32,20 @@ class Mxfp4Matrix(FileMatrix):
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
-        groups = self.num_columns // (2 * _GROUP_BYTES)
-        packed = np.empty((len(values), groups, _GROUP_BYTES), np.uint8)
-        read_exactly(self.descriptor, self.begin + start * packed[0].nbytes, packed)
-        exponents = np.empty((len(values), groups), np.uint8)
-        read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
-        numbers = np.stack([E2M1[packed & 15], E2M1[packed >> 4]], axis=-1).reshape(
-            len(values), groups, -1
-        )
-        scaled = np.ldexp(numbers, exponents.astype(np.int32)[..., None] - 127)
+        numbers, powers = self.read_parts(start, start + len(values))
+        scaled = np.ldexp(numbers, powers[..., None])
         values[...] = scaled.reshape(values.shape).astype(self.dtype)
+
+    def read_parts(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of some rows by groups, float32 [O, G, 32], and the power of two of each group. Raises OSError."""
+        count = stop - start
+        groups = self.num_columns // (2 * _GROUP_BYTES)
+        packed = np.empty((count, groups, _GROUP_BYTES), np.uint8)
+        read_exactly(self.descriptor, self.begin + start * groups * _GROUP_BYTES, packed)
+        exponents = np.empty((count, groups), np.uint8)
+        read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
+        numbers = np.stack([E2M1[packed & 15], E2M1[packed >> 4]], axis=-1)
+        return numbers.reshape(count, groups, -1), exponents.astype(np.int32) - 127
 
 
 def has_stacks(table: tuple[Weight, ...]) -> bool:

@@ -1,10 +1,13 @@
 """Numbers of files in the packed form of the library in C, by NumPy: the bits of the files in another order."""
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
+from orca_jax.model.files.stripes import STRIPE_BYTES
+from orca_jax.model.matrices.bits_shapes import BitsForm
 
 
 class BitsParts(NamedTuple):
@@ -21,6 +24,46 @@ class BitsParts(NamedTuple):
     scales: np.ndarray
     minima: np.ndarray | None = None
     units: tuple[np.ndarray, ...] = ()
+
+
+def packed_stripes(
+    read: Callable[[int, int], BitsParts],
+    outputs: Callable[[int, int], np.ndarray],
+    num_blocks: int,
+    width: int,
+    form: BitsForm,
+    inputs: int,
+) -> Iterator[tuple[int, PackedBits]]:
+    """Yield some packed blocks of a matrix after the number of the first one; each fits into a processor's caches.
+
+    Args:
+        read: the parts of the stored outputs from one number to another. May raise OSError.
+        outputs: the stored outputs of some outputs of the matrix; fewer at the end, which zeros fill.
+        num_blocks: blocks of the matrix.
+        width: outputs of a block.
+        form: the form of the numbers.
+        inputs: numbers of an output.
+    """
+    each = max(1, STRIPE_BYTES // (inputs * width)) * width
+    for start in range(0, num_blocks * width, each):
+        count = min(each, num_blocks * width - start)
+        stored = outputs(start, start + count)
+        first = int(stored.min()) if len(stored) else 0
+        stop = int(stored.max(initial=first - 1)) + 1
+        parts = read(first, stop)
+        own = BitsParts(
+            with_rows(parts.numbers[stored - first], count),
+            with_rows(parts.scales[stored - first], count),
+        )
+        yield start // width, packed_parts(own, form.bits, width)
+
+
+def with_rows(values: np.ndarray, count: int) -> np.ndarray:
+    """The values with rows of zeros at the end, if there are fewer than `count`."""
+    missing = count - len(values)
+    if missing == 0:
+        return np.ascontiguousarray(values)
+    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
 
 
 def packed_parts(parts: BitsParts, bits: int, width: int) -> PackedBits:

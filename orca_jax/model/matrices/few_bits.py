@@ -352,8 +352,6 @@ def stored_bits(
 
 
 def _can_pack(stored: Quantised, form: str, layout: PackedLayout, library: Library) -> bool:
-    if form == "fp8":
-        return False
     shape = jax.eval_shape(lambda stored: few_bits(_first(stored), form), stored)
     (inputs, outputs), (splits, parts) = shape.values.shape, splits_of(layout)
     return can_pack_bits(library, inputs, outputs // parts, shape.scales.shape[0], splits)

@@ -152,11 +152,11 @@ def few_bits(weight: Quantised, form: str) -> FewBits:
 
     Args:
         weight: one matrix, or a table.
-        form: "int8", "int4", or "table" for a table with a scale for each row.
+        form: "int8", "fp8", "int4", or "table" for a table with a scale for each row.
     """
     if form == "table":
         return FewBits(weight.values.T, weight.scale[None], 8)
-    if form == "int8":
-        return FewBits(weight.values, weight.scale[None], 8)
+    if form != "int4":
+        return FewBits(weight.values, weight.scale[None], 8, is_float=form == "fp8")
     values = jnp.stack(lanes(weight.values), axis=1)
     return FewBits(values.reshape(-1, values.shape[-1]), weight.scale, 4)

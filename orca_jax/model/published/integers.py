@@ -13,9 +13,9 @@ import numpy as np
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.stripes import STRIPE_BYTES
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.blocks import BitsParts, packed_parts
+from orca_jax.model.matrices.blocks import BitsParts, packed_parts, with_rows
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_integers
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart, with_rows
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 from orca_jax.values.config import Quantization
 
 

@@ -16,13 +16,20 @@ from orca_jax.helpers.console import Progress
 from orca_jax.kernels.native import Library
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.expert_stacks import has_stacks, oriented
+from orca_jax.model.files.expert_stacks import Mxfp4Matrix, has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.layers import Linear
 from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
-from orca_jax.model.matrices.stored import StoredMatrices, keep_bits, kept_parameters, outputs_of
+from orca_jax.model.matrices.stored import (
+    StoredBits,
+    StoredMatrices,
+    keep_bits,
+    kept_parameters,
+    outputs_of,
+)
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
+from orca_jax.model.published.mxfp4 import Mxfp4Bits
 from orca_jax.model.published.numbers import FloatMatrix
 from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
@@ -34,11 +41,21 @@ from orca_jax.values.layer_config import StoredForm
 def load_published(
     directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
 ) -> nnx.State:
-    """Read the weights of a directory, each device its own shards. As `load_safetensors`, for `config.stored`."""
+    """Read the weights of a directory, each device its own shards. As `load_safetensors`, with the bits of files."""
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
         others = kept_parameters(str(directory), _matrices(files, table, config), wanted)
         return load_files(str(directory), files, table, config, wanted, progress, others)
+
+
+def has_mxfp4(directory: Path, config: ModelConfig) -> bool:
+    """True if a directory without a published form has matrices of experts in MXFP4. Raises CheckpointError."""
+    table = FAMILIES[config.family].weights(config)
+    if config.stored is not None or not has_stacks(table):
+        return False
+    with ExitStack() as stack:
+        files = open_files(directory, stack, has_stacks=True)
+        return oriented(table, files.rows) is not table
 
 
 def keep_published(
@@ -72,9 +89,10 @@ def _opened(
     directory: Path, config: ModelConfig, stack: ExitStack
 ) -> tuple[Files, tuple[Weight, ...]]:
     """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
-    assert config.stored is not None, "plain files are read by load_safetensors"
     table = FAMILIES[config.family].weights(config)
     files = open_files(directory, stack, has_stacks=has_stacks(table))
+    if config.stored is None:
+        return files, oriented(table, files.rows)
     tensors = {
         key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)
     }
@@ -97,12 +115,13 @@ def _matrices(files: Files, table: tuple[Weight, ...], config: ModelConfig) -> S
 
 def _matrix_of(
     files: Files, config: ModelConfig, weight: Weight, layer: int, expert: int | None
-) -> IntegerMatrix | FloatMatrix | None:
+) -> StoredBits | None:
     one = replace(weight, key=weight.key.format(layer=layer, expert=expert), instead=None)
     (key,) = find_source(one, FAMILIES[config.family], files, config).keys
-    matrix = files.rows.get(key)
-    if not isinstance(matrix, IntegerMatrix | FloatMatrix):
-        return None
-    if weight.part is not None:
-        return replace(matrix, outputs=outputs_of(weight.part))
-    return matrix
+    outputs = None if weight.part is None else outputs_of(weight.part)
+    match files.rows.get(key):
+        case Mxfp4Matrix() as matrix:
+            return Mxfp4Bits(matrix, outputs)
+        case IntegerMatrix() | FloatMatrix() as matrix:
+            return replace(matrix, outputs=outputs)
+    return None

@@ -86,11 +86,3 @@ class PublishedMatrix:
         """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
         outputs = self.shape[0] if self.outputs is None else len(self.outputs)
         return name == "table" or shape[-1] == outputs
-
-
-def with_rows(values: np.ndarray, count: int) -> np.ndarray:
-    """The values with rows of zeros at the end, if there are fewer than `count`."""
-    missing = count - len(values)
-    if missing == 0:
-        return np.ascontiguousarray(values)
-    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])

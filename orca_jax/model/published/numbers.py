@@ -13,11 +13,10 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import E2M1
-from orca_jax.model.files.stripes import STRIPE_BYTES
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.blocks import BitsParts, packed_parts
+from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, kept_group
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart, with_rows
+from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 
 FP4_GROUP = 16
 _MIDDLE = 32  # of numbers of 6 bits
@@ -55,32 +54,22 @@ class FloatMatrix(PublishedMatrix):
             OSError: the file cannot be read.
         """
         assert self.form is not None, "a matrix without a form has no blocks"
-        each = max(1, STRIPE_BYTES // (self.shape[1] * width)) * width
-        for start in range(0, num_blocks * width, each):
-            count = min(each, num_blocks * width - start)
-            stored = self.stored_outputs(start, start + count)
-            first = int(stored.min(initial=self.shape[0]))
-            stop = int(stored.max(initial=first - 1)) + 1
-            codes, scales = self._codes(first, stop)
-            parts = BitsParts(
-                with_rows(codes[stored - first], count), with_rows(scales[stored - first], count)
-            )
-            yield start // width, packed_parts(parts, self.form.bits, width)
+        inputs = self.shape[1]
+        return packed_stripes(
+            self._parts, self.stored_outputs, num_blocks, width, self.form, inputs
+        )
 
-    def _codes(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of some outputs as the library has them, uint8, and the scales of groups, float32.
-
-        NaN makes the scale of its group NaN. Raises OSError.
-        """
+    def _parts(self, start: int, stop: int) -> BitsParts:
+        """The numbers of some outputs as the library has them. NaN makes the scale of its group NaN. Raises OSError."""
         codes = self.numbers.rows(start, stop).view(np.uint8)
         scales = self._of_groups(self._factors(start, stop))
         if not self._is_float:
-            return codes ^ np.uint8(0x80), scales
+            return BitsParts(codes ^ np.uint8(0x80), scales)
         is_nan = (codes & np.uint8(0x7F)) == 0x7F
         if is_nan.any():
             of_groups = is_nan.reshape(len(codes), scales.shape[1], -1).any(axis=2)
             scales = np.where(of_groups, np.float32(np.nan), scales)
-        return codes, scales
+        return BitsParts(codes, scales)
 
     @property
     def _is_float(self) -> bool:
@@ -157,9 +146,9 @@ class Fp4Matrix(FloatMatrix):
         """Twice the numbers are integers from -12 to 12, which 6 bits hold in groups of 16."""
         return BitsForm(6, group=FP4_GROUP, is_wide=True)
 
-    def _codes(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, start: int, stop: int) -> BitsParts:
         codes = (2 * self._numbers(start, stop) + _MIDDLE).astype(np.uint8)
-        return codes, self._factors(start, stop) / 2
+        return BitsParts(codes, self._factors(start, stop) / 2)
 
     @property
     def grouped(self) -> None:

@@ -1,23 +1,30 @@
 """Matrices of experts in one tensor, plain and in MXFP4."""
 
 import os
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from orca_jax.assembly.executor import arrange_for
+from orca_jax.model.experts import Experts
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, with_matrices
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES
-from orca_jax.model.load import load_decoder
+from orca_jax.model.load import load_decoder, prepare_load
+from orca_jax.model.matrices.few_bits import PackedBitsMatrix
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.weight_files import SINGLE
 from orca_jax.values.errors import CheckpointError
+from tests.kernels.native.machine import library_of, needs_library
 from tests.model.recorded.record import load
-from tests.model.reference import mesh_of
+from tests.model.reference import logits, mesh_of
 
 # Codes of four bits, and their numbers by the specification.
 NUMBERS = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 3.0, 6: 4.0, 7: 6.0, 9: -0.5, 15: -6.0}
@@ -66,8 +73,11 @@ def test_empty_stacks_stay_whole() -> None:
     assert with_matrices(tensors, dict.fromkeys(tensors, 7)) == (tensors, {})
 
 
-def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
-    model, plain, packed = load("gpt_oss")[2], tmp_path / "plain", tmp_path / "packed"
+def write_mxfp4(folder: Path) -> tuple[Path, Path]:
+    """A gpt-oss with experts in MXFP4, and the same with plain ones."""
+    model = load("gpt_oss")[2]
+    plain = folder / "plain"
+    packed = folder / "packed"
     plain.mkdir()
     packed.mkdir()
     model.write(plain)
@@ -102,6 +112,30 @@ def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
         packed
     )
     save_file(others, packed / SINGLE, metadata={"format": "pt"})
+    return packed, plain
+
+
+@needs_library
+def test_experts_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
+    packed, plain = write_mxfp4(tmp_path)
+    loading = prepare_load(packed, dtype="float32")
+    assert loading.keep_bits is not None
+    library = library_of()
+    arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:1], library)
+    kept = loading.load(mesh_of(1), arrange=arranged)
+    kept.pack(library, 1)
+    experts = [module for _, module in nnx.iter_modules(kept) if isinstance(module, Experts)]
+    assert experts
+    for held in chain.from_iterable(module.matrices.values() for module in experts):
+        assert isinstance(held, PackedBitsMatrix) and held.bits == 5
+    ids = np.arange(1, 20)
+    ours = logits(kept, ids)
+    theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), ids)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
+
+
+def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
+    packed, plain = write_mxfp4(tmp_path)
     one, other = (
         flat_parameters(nnx.state(load_decoder(folder, dtype="float32", mesh=mesh_of(1))))
         for folder in (plain, packed)
@@ -110,6 +144,7 @@ def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
     for path, value in one.items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(other[path]), err_msg=path)
     assert jnp.abs(one["blocks.mlp.gate"]).max() > 1
+    others = load_file(packed / SINGLE)
     broken = {
         name: tensor[:, :-1] if name.endswith("_scales") else tensor
         for name, tensor in others.items()

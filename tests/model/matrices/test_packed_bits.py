@@ -68,7 +68,7 @@ def in_float32(decoder: Decoder) -> Decoder:
 
 @needs_library
 @pytest.mark.parametrize("split", ["inputs", "outputs"])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_a_matrix_on_two_devices(kind: Quantization, split: str) -> None:
     mesh, axes = mesh_of(2), ("mlp", "embed") if split == "inputs" else ("embed", "mlp")
     weight = jnp.asarray(np.random.default_rng(0).standard_normal((384, 64)), jnp.float32)
@@ -78,7 +78,8 @@ def test_a_matrix_on_two_devices(kind: Quantization, split: str) -> None:
     )
     wanted = np.asarray(jax.jit(lambda x: multiply(x, plain)[0])(x))
     plain.values.set_value(jax.device_put(stored.values, NamedSharding(mesh, partition_spec(axes))))
-    for dtype, close in (("float32", 1e-6), ("bfloat16", 1e-5)):
+    narrow = 4e-3 if kind == "fp8" else 1e-5  # activations in bfloat16, or in 16 bits
+    for dtype, close in (("float32", 1e-6), ("bfloat16", narrow)):
         plain.dtype = jnp.dtype(dtype)
         held = packed_bits(plain, library_of(), 2)
         assert isinstance(held, PackedBitsMatrix)
@@ -168,14 +169,10 @@ def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devi
 
 
 def test_what_the_library_does_not_read_stays() -> None:
-    """Values of fp8, and matrices without whole blocks on each device."""
-    wide = Library(1 << 20)
-    for decoder in (
-        packed(drawn("fp8", "float32", 1), library_of(), 1),
-        packed(drawn("int8", "float32", 1), wide, 1),
-    ):
-        kernels = [layer.kernel for block in decoder.blocks for layer in block.linear_layers]
-        assert {type(kernel) for kernel in kernels} == {QuantisedMatrix}
+    """Matrices without whole blocks on each device."""
+    decoder = packed(drawn("int8", "float32", 1), Library(1 << 20), 1)
+    kernels = [layer.kernel for block in decoder.blocks for layer in block.linear_layers]
+    assert {type(kernel) for kernel in kernels} == {QuantisedMatrix}
 
 
 def test_a_split_matrix_has_its_scales_on_its_devices() -> None:

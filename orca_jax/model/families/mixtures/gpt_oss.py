@@ -1,6 +1,7 @@
 """gpt-oss: sinks of attention, windows in every other layer, and experts with biases and clamped gates.
 
-The published files hold the experts in MXFP4; they become plain weights while loading (`files/expert_stacks.py`).
+The published files hold the experts in MXFP4. The library in C multiplies them (`published/mxfp4.py`); elsewhere they
+become plain weights while loading (`files/expert_stacks.py`).
 """
 
 from dataclasses import replace

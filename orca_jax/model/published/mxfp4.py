@@ -1,0 +1,66 @@
+"""Matrices of experts in MXFP4, with the bits of their files for the library in C."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from orca_jax.kernels.native import PackedBits
+from orca_jax.model.files.expert_stacks import Mxfp4Matrix
+from orca_jax.model.matrices.bits_shapes import BitsForm
+from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
+from orca_jax.model.matrices.grouped import GroupedNumbers
+
+_MIDDLE = 16  # of numbers of 5 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Mxfp4Bits:
+    """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold.
+
+    Attributes:
+        matrix: the matrix in an open file; its rows are outputs.
+        outputs: the stored output of each output of a parameter; None: all in order.
+    """
+
+    matrix: Mxfp4Matrix
+    outputs: np.ndarray | None
+
+    @property
+    def form(self) -> BitsForm:
+        """The form of its numbers in memory."""
+        return BitsForm(5, is_wide=True)
+
+    @property
+    def grouped(self) -> None:
+        """XLA has no product of numbers in e2m1."""
+        return None
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """Not there, since there is no form for XLA."""
+        raise AssertionError("a matrix without a grouped form has no such numbers")
+
+    @property
+    def input_order(self) -> None:
+        """The inputs are in order."""
+        return None
+
+    def fills(self, shape: tuple[int, ...], name: str) -> bool:
+        """True unless a matrix of this shape has copies of some outputs."""
+        outputs = self.matrix.num_rows if self.outputs is None else len(self.outputs)
+        return shape[-1] == outputs
+
+    def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
+        """Yield some packed blocks after the number of the first one. Raises OSError."""
+        inputs = self.matrix.num_columns
+        return packed_stripes(self._parts, self._stored, num_blocks, width, self.form, inputs)
+
+    def _stored(self, start: int, stop: int) -> np.ndarray:
+        if self.outputs is not None:
+            return self.outputs[start:stop]
+        return np.arange(start, stop)
+
+    def _parts(self, start: int, stop: int) -> BitsParts:
+        numbers, powers = self.matrix.read_parts(start, stop)
+        codes = (2 * numbers + _MIDDLE).astype(np.uint8).reshape(len(numbers), -1)
+        return BitsParts(codes, np.ldexp(np.float32(0.5), powers))
