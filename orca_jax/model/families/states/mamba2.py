@@ -1,8 +1,11 @@
 """Mamba-2 as published: each layer is Mamba-2 alone, and there is no attention."""
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, head, words
-from orca_jax.model.families.states.bamba import mamba_weights, read_step_limits
+from typing import NamedTuple
+
+from orca_jax.model.families.base import words
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.names import mamba, names
+from orca_jax.model.families.states.bamba import read_step_limits
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -21,43 +24,48 @@ from orca_jax.values.layer_config import MambaConfig, RopeConfig
 _LONGEST = 262_144  # without a key, since transformers has none: the context of Codestral Mamba
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Mamba-2; raises `ConfigError` as `llama.config_from_hf` does."""
-    sizes = _sizes(hf)
-    embed = get_int(hf, "hidden_size", 4096)
-    inner = get_int(hf, "expand", 2) * embed
-    if sizes.values != inner:
-        raise refusal(
-            "num_heads", f"must have {inner} numbers in heads of {sizes.head_dim}", sizes.num_heads
+class _Mamba2Shape(NamedTuple):
+    """Layers of Mamba-2 alone."""
+
+    def read(self, hf: HfConfig, family: str) -> ModelConfig:
+        """Read the shape; raises as `FamilyShape.read`."""
+        sizes = _sizes(hf)
+        embed = get_int(hf, "hidden_size", 4096)
+        inner = get_int(hf, "expand", 2) * embed
+        if sizes.values != inner:
+            raise refusal(
+                "num_heads",
+                f"must have {inner} numbers in heads of {sizes.head_dim}",
+                sizes.num_heads,
+            )
+        activation = get_activation(hf, "hidden_act", "silu")
+        if activation != "silu":
+            raise refusal("hidden_act", "must be silu for mamba2", hf.get("hidden_act"))
+        return ModelConfig(
+            family=family,
+            vocab_size=get_int(hf, "vocab_size", 32768),
+            num_layers=get_layers(hf, "num_hidden_layers", 64),
+            embed_dim=embed,
+            num_heads=sizes.num_heads,
+            num_kv_heads=1,
+            head_dim=1,  # see `only_counts_tokens`
+            mlp_dim=0,
+            max_positions=get_int(hf, "max_position_embeddings", _LONGEST),
+            norm="rmsnorm",
+            norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
+            activation=activation,
+            gated_mlp=False,
+            attention_bias=False,
+            mlp_bias=False,
+            tied_embeddings=get_bool(hf, "tie_word_embeddings", False),
+            rope=RopeConfig(),
+            rope_pattern=(False,),
+            eos_token_ids=token_ids(hf.get("eos_token_id")),
+            bos_token_id=first_token_id(hf, "bos_token_id"),
+            residual="single",
+            mixer_pattern=("mamba",),
+            mamba=sizes,
         )
-    activation = get_activation(hf, "hidden_act", "silu")
-    if activation != "silu":
-        raise refusal("hidden_act", "must be silu for mamba2", hf.get("hidden_act"))
-    return ModelConfig(
-        family="mamba2",
-        vocab_size=get_int(hf, "vocab_size", 32768),
-        num_layers=get_layers(hf, "num_hidden_layers", 64),
-        embed_dim=embed,
-        num_heads=sizes.num_heads,
-        num_kv_heads=1,
-        head_dim=1,  # see `only_counts_tokens`
-        mlp_dim=0,
-        max_positions=get_int(hf, "max_position_embeddings", _LONGEST),
-        norm="rmsnorm",
-        norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
-        activation=activation,
-        gated_mlp=False,
-        attention_bias=False,
-        mlp_bias=False,
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", False),
-        rope=RopeConfig(),
-        rope_pattern=(False,),
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
-        bos_token_id=first_token_id(hf, "bos_token_id"),
-        residual="single",
-        mixer_pattern=("mamba",),
-        mamba=sizes,
-    )
 
 
 def _sizes(hf: HfConfig) -> MambaConfig:
@@ -77,29 +85,23 @@ def _sizes(hf: HfConfig) -> MambaConfig:
     )
 
 
-def weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    return (
-        Weight("embeddings.weight", "embedding.table", others=("embedding.weight",)),
-        Weight("layers.{layer}.norm.weight", "blocks.attention_norm.scale"),
-        Weight("norm_f.weight", "final_norm.scale"),
-        *head(config),
-        *mamba_weights(config.mamba, "layers.{layer}.mixer"),
-    )
-
-
 MAMBA2 = Family(
-    name="mamba2",
-    models="Mamba-2, Codestral Mamba",
-    config_from_hf=config_from_hf,
-    keys=words(
-        "conv_kernel expand head_dim hidden_act hidden_size layer_norm_epsilon max_position_embeddings n_groups "
-        "num_heads num_hidden_layers state_size time_step_limit use_bias use_conv_bias vocab_size"
+    "mamba2",
+    "Mamba-2, Codestral Mamba",
+    "Mamba2",
+    _Mamba2Shape(),
+    names=names(
+        f"""
+        {mamba("mixer")}
+        embeddings          embedding
+        embedding           embedding       or
+        norm_f              final_norm
+        lm_head             head
+        layers.{{layer}}    blocks
+        norm                attention_norm
+        """
     ),
-    architectures=("Mamba2ForCausalLM", "Mamba2Model"),
-    weights=weights,
     prefixes=("backbone.", ""),
-    ignored=llama.IGNORED,
     harmless=words(
         "chunk_size rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_max time_step_min "
         "time_step_rank"

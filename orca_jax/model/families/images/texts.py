@@ -1,0 +1,62 @@
+"""The texts of models for images: GLM-4, GLM-4.5, Qwen2 and Qwen3 with other defaults.
+
+Positions are in three parts, for time, height and width. Those of texts are the same in all three, so that sections
+have no effect.
+"""
+
+from orca_jax.model.families.base import words
+from orca_jax.model.families.dense.pairs import GLM4_NAMES
+from orca_jax.model.families.experts import (
+    GROUPED_ALIASES,
+    HARMLESS,
+    NEXT_TOKENS,
+    first_layers,
+    grouped_experts,
+)
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import ATTENTION_BIASES, flag, off
+from orca_jax.model.families.names import SIGMOID
+from orca_jax.model.families.rope import SECTIONS, RopeRules
+from orca_jax.model.families.shape import LlamaShape
+from orca_jax.model.families.windows import windows_of_qwen
+
+_ROPE = RopeRules(renamed={"mrope": "default"}, notes=SECTIONS)
+IMAGE_TEXTS = (
+    Family(
+        "glm4v_text",
+        "GLM-4.1V",
+        "Glm4vText",
+        LlamaShape(1e-5, rules=_ROPE._replace(share=1.0)),
+        ({"attention_bias": True, "residual": "both_norms"},),
+        GLM4_NAMES,
+    ),
+    Family(
+        "glm4v_moe_text",
+        "GLM-4.5V",
+        "Glm4vMoeText",
+        LlamaShape(1e-5, rules=_ROPE._replace(share=0.5)),
+        (
+            grouped_experts((128, 8, 1408), first_layers(1)),
+            {"attention_bias": flag("attention_bias", True)},
+        ),
+        SIGMOID,
+        aliases=GROUPED_ALIASES,
+        harmless=HARMLESS | NEXT_TOKENS | words("use_qk_norm"),
+        needed={"head_dim": 128},
+    ),
+    Family(
+        "qwen2_vl_text",
+        "Qwen2-VL and Qwen2.5-VL",
+        "Qwen2VLText",
+        LlamaShape(1e-5, rules=_ROPE._replace(theta=1e6)),
+        ({"attention_bias": True}, windows_of_qwen(80)),
+        fixed=off("use_mrope"),
+    ),
+    Family(
+        "qwen3_vl_text",
+        "Qwen3-VL",
+        "Qwen3VLText",
+        LlamaShape(rules=_ROPE._replace(theta=5e5)),
+        (ATTENTION_BIASES, {"qk_norm": "head"}),
+    ),
+)
