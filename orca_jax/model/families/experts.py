@@ -1,10 +1,9 @@
-"""Readers of experts: their number, those of a token, their widths, and the layers without them."""
+"""Readers of experts: numbers, widths, routers, and the layers without experts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.fields import FieldKey, Fields, Reader
 from orca_jax.model.families.values import (
     HfConfig,
@@ -17,7 +16,7 @@ from orca_jax.model.families.values import (
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
-HARMLESS = words("output_router_logits router_aux_loss_coef router_jitter_noise")
+OF_ROUTERS = "output_router_logits router_aux_loss_coef router_jitter_noise "
 """Keys of training: the loss that balances the experts, and noise on the inputs of the router."""
 
 EVERY_LAYER: dict[str, tuple[object, ...]] = {
@@ -29,7 +28,7 @@ EVERY_LAYER: dict[str, tuple[object, ...]] = {
 GROUPED_ALIASES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
 """Other names of the number of experts that `grouped_experts` reads."""
 
-NEXT_TOKENS = words("num_mtp_layers num_nextn_predict_layers")
+NEXT_TOKENS = "num_mtp_layers num_nextn_predict_layers "
 """Keys of further layers, which are skipped."""
 
 DenseLayers = Callable[[HfConfig, ModelConfig], tuple[int, ...]]
@@ -41,7 +40,7 @@ class Mixture:
 
     Attributes:
         key: that of the number of experts.
-        defaults: the number of experts, and of those of a token.
+        defaults: experts of a layer, and of a token.
         width: default of `moe_intermediate_size`; None: an expert is as wide as `intermediate_size`.
         per_token: the key of the experts of a token.
         is_normalised: see `ExpertsConfig`.
@@ -169,7 +168,7 @@ def grouped_experts(
     """A reader of experts as in DeepSeek-V3: sigmoid scores, a bias for the choice, groups, and a shared expert.
 
     Args:
-        defaults: number of experts, of those of a token, and width of one.
+        defaults: experts of a layer, experts of a token, and the width of one.
         dense: reads the layers without experts.
         is_normalised: default of `norm_topk_prob`.
         groups: defaults of `n_group` and `topk_group`.

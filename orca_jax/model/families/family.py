@@ -9,8 +9,9 @@ from typing import Any
 from orca_jax.model.families import tensors
 from orca_jax.model.families.base import Weight, words
 from orca_jax.model.families.fields import Fields, Reader, with_fields
-from orca_jax.model.families.names import LLAMA, TensorNames
+from orca_jax.model.families.names import LLAMA, TensorNames, names
 from orca_jax.model.families.shape import FamilyShape, LlamaShape
+from orca_jax.model.families.types import TYPES
 from orca_jax.model.families.values import HfConfig
 from orca_jax.values.config import ModelConfig
 
@@ -41,45 +42,49 @@ class Family:
     """One `model_type`.
 
     Attributes:
-        name: the `model_type`.
-        models: published models of this family.
-        classes: the prefix of its classes in transformers, or their names; the first is the usual one.
+        name: the `model_type`, whose sizes, classes and published models are in `types.txt`.
         shape: reads the sizes.
-        fields: the other fields of `ModelConfig`, each set on top of those before it.
-        names: the tensors of a checkpoint.
+        fields: the other fields of `ModelConfig`, of which later ones replace earlier ones.
+        names: the tensors of a checkpoint, in lines of `names.py` beside Llama's.
         prefixes: prefixes of tensors in published files.
         ignored: matches tensors without weights.
         has_further_layers: files may have layers behind the last one, which are skipped.
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
-        harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
+        unread: keys without effect on the logits of this family, beside `keys.HARMLESS`.
         needed: keys that a config.json needs, because the other defaults do not fit together, or lack one.
     """
 
     name: str
-    models: str
-    classes: str | tuple[str, ...]
     shape: FamilyShape = _USUAL
     fields: tuple[Fields | Reader, ...] = ()
-    names: TensorNames = field(default=LLAMA, repr=False)
+    names: str = ""
     prefixes: tuple[str, ...] = PREFIXES
     ignored: re.Pattern[str] = re.compile(IGNORED)
     has_further_layers: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    harmless: frozenset[str] = frozenset()
+    unread: str = ""
     needed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def models(self) -> str:
+        """The published models, in words."""
+        return TYPES[self.name].models
+
+    @property
     def architectures(self) -> tuple[str, ...]:
-        """The names of its classes."""
-        if isinstance(self.classes, str):
-            return (f"{self.classes}ForCausalLM", f"{self.classes}Model")
-        return self.classes
+        """Classes of transformers with these weights; the first is the usual one."""
+        return TYPES[self.name].classes
+
+    @property
+    def harmless(self) -> frozenset[str]:
+        """The keys of `unread`."""
+        return words(self.unread)
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """The keys with a reader, beside `SHARED`: those that a default configuration is asked for."""
+        """The keys with a reader, beside `SHARED`, which reading the least configuration asks for."""
         hf = AskedConfig({"model_type": self.name, **self.needed})
         self.config_from_hf(hf)
         return frozenset(hf.asked - SHARED)
@@ -97,4 +102,8 @@ class Family:
 
     def weights(self, config: ModelConfig) -> tuple[Weight, ...]:
         """The tensors of a checkpoint."""
-        return tensors.weights(config, self.names)
+        return tensors.weights(config, self._tensor_names)
+
+    @cached_property
+    def _tensor_names(self) -> TensorNames:
+        return names(LLAMA + self.names)

@@ -14,7 +14,7 @@ Fields = Mapping[str, Any]
 Reader = Callable[[HfConfig, ModelConfig], Fields]
 """Returns fields by a config.json, and by what is read already. Raises `ConfigError`, which names the key.
 
-It asks for all of its keys whatever their values are: those that it asks for are known (`Family.keys`).
+It asks for all of its keys whatever their values are, and what it asks for is known (`Family.keys`).
 """
 
 
@@ -40,16 +40,6 @@ def number(key: str, default: float = 1.0) -> FieldKey:
 def number_or_none(key: str, default: float | None = None) -> FieldKey:
     """A positive number, or none for null."""
     return FieldKey(key, values.get_optional_float, default)
-
-
-def integer(key: str, default: int) -> FieldKey:
-    """A positive integer."""
-    return FieldKey(key, values.get_int, default)
-
-
-def count(key: str, default: int) -> FieldKey:
-    """An integer from 0 on."""
-    return FieldKey(key, values.get_count, default)
 
 
 def either(key: str, default: bool, yes: str | None, no: str | None) -> FieldKey:

@@ -17,14 +17,13 @@ name with "[{expert}]" is whole. Marks at the end of a line:
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _CHOICES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 class TensorName(NamedTuple):
-    """The tensor of a parameter: its name and those in other files, and the marks of its line."""
+    """The tensor of a parameter: its names in files, and the marks of its line."""
 
     keys: tuple[str, ...]
     by: str = ""
@@ -38,9 +37,9 @@ TensorNames = Mapping[str, TensorName]
 """The tensors by our parameters."""
 
 
-def names(text: str, parent: TensorNames | None = None) -> TensorNames:
-    """The names of a text's lines, and those of the parent that no line replaces."""
-    found = dict(parent or {})
+def names(text: str) -> TensorNames:
+    """The names of a text's lines, of which a later one replaces an earlier one of the same parameter."""
+    found: dict[str, TensorName] = {}
     for line in filter(str.strip, text.splitlines()):
         theirs, ours, *marks = line.split()
         parameters = _choices(ours)
@@ -53,7 +52,7 @@ def names(text: str, parent: TensorNames | None = None) -> TensorNames:
                 found[parameter] = earlier._replace(keys=(*earlier.keys, key))
             else:
                 found[parameter] = TensorName((key,), **dict(map(_mark, marks)))
-    return MappingProxyType(found)
+    return found
 
 
 def _choices(text: str) -> list[str]:
@@ -74,7 +73,7 @@ def _mark(mark: str) -> tuple[str, Any]:
     return field, value
 
 
-LLAMA = names("""
+LLAMA = """
     embed_tokens                embedding
     norm                        final_norm
     lm_head                     head
@@ -85,8 +84,8 @@ LLAMA = names("""
     self_attn.{q,k,v,o}_proj    attention.{query,key,value,out}
     self_attn.{q,k}_norm        attention.{query,key}_norm
     mlp.{gate,up,down}_proj     mlp.{gate,up,down}
-""")
-"""The names that most families begin with."""
+"""
+"""The names that all families begin with."""
 
 NEIGHBOURS = """
     self_attn.{q,k}_proj        attention.{query,key}    pairs
@@ -97,57 +96,50 @@ JOINED_GATE = """
     mlp.gate_up_proj            mlp.{gate,up}
 """
 
-POST_NORMS = names(
-    """
+POST_NORMS = """
     post_attention_layernorm     attention_norm
     post_feedforward_layernorm   mlp_norm
-    """,
-    LLAMA,
-)
+"""
 """Norms after both parts of a layer."""
 
-BOTH_NORMS = names(
-    """
+BOTH_NORMS = """
     post_attention_layernorm     attention_out_norm
     pre_feedforward_layernorm    mlp_norm
     post_feedforward_layernorm   mlp_out_norm
-    """,
-    LLAMA,
-)
+"""
 """Norms before and after both parts of a layer."""
 
 EXPERTS = """
     mlp.gate                                    experts.router
     mlp.experts.{expert}.{gate,up,down}_proj    experts.{gate,up,down}
 """
-STACKED_EXPERTS = f"""
-    {EXPERTS}
-    mlp.experts.gate_up_proj[{{expert}}]        experts.{{gate,up}}     or
-    mlp.experts.down_proj[{{expert}}]           experts.down            or
+STACKED_EXPERTS = """
+    mlp.gate                                    experts.router
+    mlp.experts.{expert}.{gate,up,down}_proj    experts.{gate,up,down}
+    mlp.experts.gate_up_proj[{expert}]          experts.{gate,up}       or
+    mlp.experts.down_proj[{expert}]             experts.down            or
 """
 """Experts with tensors of their own; in other files all experts of a layer are in two."""
 
-MIXTRAL = names(
-    """
+MIXTRAL = """
     block_sparse_moe.gate                           experts.router
     block_sparse_moe.experts.{expert}.{w1,w3,w2}    experts.{gate,up,down}
-    """,
-    LLAMA,
-)
+"""
 SHARED_EXPERT = """
     mlp.shared_expert.{gate,up,down}_proj       shared.{gate,up,down}
     mlp.shared_expert_gate                      shared.weight
 """
 """The expert of all tokens of Qwen."""
 
-SIGMOID = names(
-    f"""
+SHARED_EXPERTS = """
+    mlp.shared_experts.{gate,up,down}_proj      shared.{gate,up,down}
+"""
+
+SIGMOID = f"""
     {STACKED_EXPERTS}
+    {SHARED_EXPERTS}
     mlp.gate.e_score_correction_bias            experts.choice_bias
-    mlp.shared_experts.{{gate,up,down}}_proj    shared.{{gate,up,down}}
-    """,
-    LLAMA,
-)
+"""
 """Experts chosen by sigmoid scores, as in DeepSeek-V3."""
 
 
@@ -165,12 +157,9 @@ def mamba(key: str) -> str:
     """
 
 
-BAMBA = names(
-    f"""
+BAMBA = f"""
     {mamba("mamba")}
     final_layernorm                     final_norm
     pre_ff_layernorm                    mlp_norm
     feed_forward.{{gate,up,down}}_proj  mlp.{{gate,up,down}}
-    """,
-    LLAMA,
-)
+"""

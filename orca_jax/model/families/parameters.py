@@ -39,11 +39,11 @@ class ModelParameter(NamedTuple):
 
 
 def parameters(config: ModelConfig) -> Iterator[ModelParameter]:
-    """All parameters. Those that share a tensor come in the order of their columns."""
+    """All parameters. In a shared tensor their columns have the same order."""
     yield from _outer(config)
     yield from _placed("blocks", _beside_parts(config))
     if config.layer_inputs is not None:
-        yield from _placed("blocks.layer_input", _layer_input())
+        yield from _placed("blocks.layer_input", _with_norm("layer_input", "gate projection"))
     for mixer in config.mixers:
         yield from _of_mixer(config, mixer)
     yield from _mlps(config)
@@ -56,8 +56,7 @@ def _outer(config: ModelConfig) -> Iterator[ModelParameter]:
         yield ModelParameter("positions", "table")
     if config.layer_inputs is not None:
         yield ModelParameter("layer_inputs.table", "table")
-        yield ModelParameter("layer_inputs.projection", "linear")
-        yield ModelParameter("layer_inputs.norm", "norm")
+        yield from _with_norm("layer_inputs", "projection")
     yield from _norms(config, "final_norm")
     if not config.tied_embeddings:
         yield ModelParameter("head", "table")
@@ -83,10 +82,22 @@ def _beside_parts(config: ModelConfig) -> Iterator[ModelParameter]:
         yield ModelParameter("layer_scale", "vector")
 
 
-def _layer_input() -> Iterator[ModelParameter]:
-    yield ModelParameter("layer_input.gate", "linear")
-    yield ModelParameter("layer_input.projection", "linear")
-    yield ModelParameter("layer_input.norm", "norm")
+def _with_norm(part: str, names: str) -> Iterator[ModelParameter]:
+    """Linear layers of a part, by their names, and its norm."""
+    for name in names.split():
+        yield ModelParameter(f"{part}.{name}", "linear")
+    yield ModelParameter(f"{part}.norm", "norm")
+
+
+def _layers(part: str, columns: Mapping[str, int], bias: bool = False) -> Iterator[ModelParameter]:
+    """Linear layers of a part, by their columns."""
+    for name, number in columns.items():
+        yield ModelParameter(f"{part}.{name}", "linear", number, bias)
+
+
+def _vectors(part: str, names: str) -> Iterator[ModelParameter]:
+    for name in names.split():
+        yield ModelParameter(f"{part}.{name}", "vector")
 
 
 def _of_mixer(config: ModelConfig, mixer: MixerName) -> Iterator[ModelParameter]:
@@ -162,17 +173,16 @@ def _short_conv(config: ModelConfig) -> Iterator[ModelParameter]:
     yield ModelParameter("short_conv.kernel", "conv")
     if bias:
         yield ModelParameter("short_conv.bias", "vector")
-    for name in ("before", "after", "value"):
-        yield ModelParameter(f"short_conv.{name}", "linear", config.embed_dim, bias)
+    yield from _layers(
+        "short_conv", dict.fromkeys(("before", "after", "value"), config.embed_dim), bias
+    )
     yield ModelParameter("short_conv.out", "linear", has_bias=bias)
 
 
 def _linear_attention(config: ModelConfig) -> Iterator[ModelParameter]:
-    for name in ("query", "key", "value"):
-        yield ModelParameter(f"linear.{name}", "linear", config.num_heads * config.head_dim)
-    yield ModelParameter("linear.gate", "linear")
-    yield ModelParameter("linear.norm", "norm")
-    yield ModelParameter("linear.out", "linear")
+    width = config.num_heads * config.head_dim
+    yield from _layers("linear", dict.fromkeys(("query", "key", "value"), width))
+    yield from _with_norm("linear", "gate out")
 
 
 def _delta_rule(config: ModelConfig) -> Iterator[ModelParameter]:
@@ -180,35 +190,25 @@ def _delta_rule(config: ModelConfig) -> Iterator[ModelParameter]:
     assert sizes is not None, "the configuration has the sizes"
     columns = {"query": sizes.keys, "key": sizes.keys, "value": sizes.values}
     others = {"gate": sizes.values, "beta": sizes.num_heads, "step": sizes.num_heads}
-    for name, number in {**columns, **others}.items():
-        yield ModelParameter(f"delta.{name}", "linear", number)
+    yield from _layers("delta", {**columns, **others})
     for name, number in columns.items():
         yield ModelParameter(f"delta.{name}_taps", "conv", number)
-    yield ModelParameter("delta.rate", "vector")
-    yield ModelParameter("delta.step_bias", "vector")
-    yield ModelParameter("delta.norm", "norm")
-    yield ModelParameter("delta.out", "linear")
+    yield from _vectors("delta", "rate step_bias")
+    yield from _with_norm("delta", "out")
 
 
 def _mamba(config: ModelConfig) -> Iterator[ModelParameter]:
     sizes = config.mamba
     assert sizes is not None, "the configuration has the sizes"
     bias = sizes.has_bias
-    columns = {
-        "gate": sizes.values,
-        "value": sizes.values,
-        "key": sizes.keys,
-        "step": sizes.num_heads,
-    }
-    for name, number in columns.items():
-        yield ModelParameter(f"mamba.{name}", "linear", number, bias)
+    columns = {"value": sizes.values, "key": sizes.keys, "step": sizes.num_heads}
+    yield from _layers("mamba", {"gate": sizes.values, **columns}, bias)
     yield ModelParameter("mamba.taps", "conv", sizes.values)
     yield ModelParameter("mamba.key_taps", "conv", sizes.keys)
     if sizes.has_conv_bias:
         yield ModelParameter("mamba.bias", "vector", sizes.values)
         yield ModelParameter("mamba.key_bias", "vector", sizes.keys)
-    for name in ("rate", "step_bias", "skip"):
-        yield ModelParameter(f"mamba.{name}", "vector")
+    yield from _vectors("mamba", "rate step_bias skip")
     if sizes.norm:
         yield ModelParameter("mamba.norm", "vector")
     yield ModelParameter("mamba.out", "linear", has_bias=bias)
@@ -222,7 +222,7 @@ _MIXERS: Mapping[MixerName, Callable[[ModelConfig], Iterable[ModelParameter]]] =
     "mamba": _mamba,
     "no_mixer": lambda config: (),
 }
-"""Those of other mixers are attention's."""
+"""Other mixers have the parameters of attention."""
 
 
 def _mlps(config: ModelConfig) -> Iterator[ModelParameter]:
@@ -252,8 +252,7 @@ def _mlp(config: ModelConfig, width: int) -> Iterator[ModelParameter]:
     yield ModelParameter("mlp.up", "linear", width, config.mlp_bias)
     yield ModelParameter("mlp.down", "linear", has_bias=config.mlp_bias)
     if config.activation == "xielu":
-        for name in ("positive", "negative"):
-            yield ModelParameter(f"mlp.xielu.{name}", "vector")
+        yield from _vectors("mlp.xielu", "positive negative")
         for name in ("slope", "least"):
             yield ModelParameter(f"mlp.xielu.{name}", "scalar")
 
@@ -277,13 +276,9 @@ def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[ModelParam
 
 def _shared(config: ModelConfig, experts: ExpertsConfig) -> Iterator[ModelParameter]:
     """The parameters of the expert of all tokens."""
-    bias = config.mlp_bias
-    columns = {"gate": experts.shared_dim, "up": experts.shared_dim, "down": 0}
-    if not config.gated_mlp:
-        del columns["gate"]
-    for name, number in columns.items():
-        yield ModelParameter(
-            f"shared.{name}", "linear", number, bias, place="blocks.mlp.shared.mlp"
-        )
+    columns = {"up": experts.shared_dim, "down": 0}
+    if config.gated_mlp:
+        columns = {"gate": experts.shared_dim, **columns}
+    yield from _placed("blocks.mlp.shared.mlp", _layers("shared", columns, config.mlp_bias))
     if experts.shared_gate:
         yield ModelParameter("shared.weight", "matrix", place="blocks.mlp.shared")

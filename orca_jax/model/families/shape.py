@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from orca_jax.model.families.rope import WHOLE_HEADS, RopeRules, read_rope
-from orca_jax.model.families.sizes import SIZES
+from orca_jax.model.families.types import TYPES
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
@@ -33,14 +33,13 @@ class FamilyShape(Protocol):
 
 
 class LlamaShape(NamedTuple):
-    """Keys and defaults beside the sizes of `SIZES`. There are RMSNorm, a gated MLP, and no biases.
+    """Keys and defaults beside the sizes of `TYPES`. There are RMSNorm, a gated MLP, and no biases.
 
     Attributes:
         norm_eps: default of `norm_key`.
         norm_key: the key of the number in norms; None: it is the default, always.
         activation: default of `activation_key`.
         rules: the rules of rotary positions.
-        is_tied: default of `tie_word_embeddings`.
         activation_key: the key of the activation; None: it is the default, always.
     """
 
@@ -48,15 +47,14 @@ class LlamaShape(NamedTuple):
     norm_key: str | None = "rms_norm_eps"
     activation: str = "silu"
     rules: RopeRules = WHOLE_HEADS
-    is_tied: bool = False
     activation_key: str | None = "hidden_act"
 
     def read(self, hf: HfConfig, family: str, **sizes: int) -> ModelConfig:
         """Read the shape. Missing keys get the defaults of transformers, and without a key there are no end tokens.
 
-        `sizes` are defaults beside those of `SIZES`. Raises as `FamilyShape.read`.
+        `sizes` replace sizes of `TYPES`. Raises as `FamilyShape.read`.
         """
-        defaults = {**SIZES["llama"], **SIZES.get(family, {}), **sizes}
+        defaults = {**TYPES["llama"].sizes, **TYPES[family].sizes, **sizes}
         embed = get_int(hf, "hidden_size", defaults["hidden_size"])
         heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
         kv_heads = get_int(hf, "num_key_value_heads", _kv_heads(hf, heads, defaults))
@@ -95,7 +93,7 @@ class LlamaShape(NamedTuple):
             gated_mlp=True,
             attention_bias=False,
             mlp_bias=False,
-            tied_embeddings=get_bool(hf, "tie_word_embeddings", self.is_tied),
+            tied_embeddings=get_bool(hf, "tie_word_embeddings", TYPES[family].is_tied),
             rope=rotary,
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
@@ -110,55 +108,46 @@ def _kv_heads(hf: HfConfig, heads: int, defaults: Mapping[str, int]) -> int:
 
 
 class GPTShape(NamedTuple):
-    """The keys of a config.json like that of GPT-2, with the defaults of transformers.
-
-    There are LayerNorm, learned positions, plain MLPs, and biases everywhere.
+    """Keys like GPT-2's. There are LayerNorm, learned positions, plain MLPs, and biases everywhere.
 
     Attributes:
-        heads: number of heads.
-        embed: size of the embedding.
-        layers: number of layers.
-        mlp: numbers in the middle of an MLP; without a default four times `embed`.
-        positions: most tokens of a request.
-        activation: that of the MLP.
-        vocab_size: default of the key of this name.
+        keys: heads, embedding, layers, width of an MLP, positions and activation, in this order.
+        activation: default of its key.
         norm_eps: key of the number in norms, 1e-5 by default; None: there is no key.
     """
 
-    heads: tuple[str, int]
-    embed: tuple[str, int]
-    layers: tuple[str, int]
-    mlp: tuple[str, int | None]
-    positions: tuple[str, int]
-    activation: tuple[str, str]
-    vocab_size: int
+    keys: str
+    activation: str
     norm_eps: str | None = None
 
     def read(self, hf: HfConfig, family: str) -> ModelConfig:
         """Read the shape. Without a key there are no end tokens. Raises as `FamilyShape.read`."""
-        heads, embed = get_equal_heads(hf, *self.heads, *self.embed)
-        mlp_key, mlp_dim = self.mlp
+        heads_key, embed_key, layers_key, mlp_key, positions_key, activation_key = self.keys.split()
+        sizes = TYPES[family].sizes
+        heads, embed = get_equal_heads(
+            hf, heads_key, sizes["num_attention_heads"], embed_key, sizes["hidden_size"]
+        )
         norm_eps = 1e-5
         if self.norm_eps is not None:
             norm_eps = get_float(hf, self.norm_eps, norm_eps)
         return ModelConfig(
             family=family,
-            vocab_size=get_int(hf, "vocab_size", self.vocab_size),
-            num_layers=get_layers(hf, *self.layers),
+            vocab_size=get_int(hf, "vocab_size", sizes["vocab_size"]),
+            num_layers=get_layers(hf, layers_key, sizes["num_hidden_layers"]),
             embed_dim=embed,
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=embed // heads,
-            mlp_dim=get_int(hf, mlp_key, mlp_dim or 4 * embed),
-            max_positions=get_int(hf, *self.positions),
+            mlp_dim=get_int(hf, mlp_key, sizes.get("intermediate_size", 4 * embed)),
+            max_positions=get_int(hf, positions_key, sizes["max_position_embeddings"]),
             norm="layernorm",
             norm_eps=norm_eps,
-            activation=get_activation(hf, *self.activation),
+            activation=get_activation(hf, activation_key, self.activation),
             gated_mlp=False,
             attention_bias=True,
             attention_out_bias=True,
             mlp_bias=True,
-            tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+            tied_embeddings=get_bool(hf, "tie_word_embeddings", TYPES[family].is_tied),
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
         )

@@ -1,6 +1,7 @@
 """The families of models for texts, by their `model_type`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orca_jax.model.families.dense.gemma import GEMMAS
 from orca_jax.model.families.dense.gemma4 import GEMMAS4
@@ -23,6 +24,7 @@ from orca_jax.model.families.states.mamba2 import MAMBA2
 from orca_jax.model.families.states.minimax import MINIMAX
 from orca_jax.model.families.states.nemotron_h import NEMOTRON_H
 from orca_jax.model.families.states.qwen_next import NEXTS
+from orca_jax.model.families.types import TYPES
 
 _ALL = (
     *GPTS,
@@ -47,4 +49,9 @@ _ALL = (
     NEMOTRON_H,
 )
 
-TEXTS: Mapping[str, Family] = {family.name: family for family in _ALL}
+_OWN = {family.name: family for family in _ALL}
+_VARIANTS = {
+    name: replace(_OWN[row.parent], name=name) for name, row in TYPES.items() if row.parent
+}
+
+TEXTS: Mapping[str, Family] = {**_OWN, **_VARIANTS}

@@ -37,7 +37,7 @@ def window(default: int | None) -> Reader:
 
 
 def windows_of_qwen(first: int = 28) -> Reader:
-    """A reader of the windows of a Qwen: of layers from `max_window_layers` on, or of those named in `layer_types`.
+    """A reader of the windows of a Qwen: of layers from `max_window_layers` on, or by `layer_types`.
 
     `first` is the default of `max_window_layers`.
     """

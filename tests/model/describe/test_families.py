@@ -9,7 +9,9 @@ import pytest
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.family import SHARED, AskedConfig, Family
+from orca_jax.model.families.images.texts import IMAGE_TEXTS
 from orca_jax.model.families.keys import FIXED, HARMLESS, resolve_aliases
+from orca_jax.model.families.types import TYPES
 from orca_jax.model.stages import LayerSpan, of_span
 from orca_jax.values.errors import ConfigError
 from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, QWEN2
@@ -148,6 +150,12 @@ def test_a_family_asks_for_its_keys_whatever_their_values_are(family: Family) ->
             continue  # a default configuration whose values do not fit together
         assert asked.asked - SHARED <= family.keys
     assert found or family.name in NOT_RECORDED
+
+
+def test_each_row_is_a_family() -> None:
+    """But those of texts, which only models for images and texts name."""
+    assert {*TYPES} == {*FAMILIES, *(family.name for family in IMAGE_TEXTS)}
+    assert all(row.models and row.classes for row in TYPES.values())
 
 
 def test_no_key_has_two_meanings() -> None:

@@ -118,9 +118,11 @@ FAMILY = Walk(
     "a model family",
     (
         after(
-            "orca_jax/model/families/dense/llamas.py",
-            "LLAMAS = (",
-            '    Family("knotted", "Knotted", "Knotted", LlamaShape(is_tied=True)),\n',
+            "orca_jax/model/families/types.txt",
+            "kimi_k25                     -     -      -   -    -   -    "
+            "    -    -    -  Kimi_K25*: Kimi K2.5, for texts alone",
+            "knotted=llama                -     -      -   -    -   -    "
+            "    -    - tied  Knotted: Knotted\n",
         ),
         Edit(
             "tests/model/recorded/configs/dense.py",

@@ -7,16 +7,10 @@ and keys instead, and other rotary positions in layers with a window. VaultGemma
 import re
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    Fields,
-    number_or_none,
-    root_of_width,
-)
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, number_or_none, root_of_width
 from orca_jax.model.families.keys import read_text
-from orca_jax.model.families.names import BOTH_NORMS, LLAMA, names
+from orca_jax.model.families.names import BOTH_NORMS
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float, refusal
@@ -48,12 +42,10 @@ _BOTH_NORMS = (
     _scores,
     root_of_width,
 )
-_SHAPE = LlamaShape(activation="gelu_pytorch_tanh", is_tied=True)
+_SHAPE = LlamaShape(activation="gelu_pytorch_tanh")
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
 GEMMA2 = Family(
     "gemma2",
-    "Gemma 2",
-    "Gemma2",
     _SHAPE._replace(activation_key="hidden_activation"),
     (
         *_BOTH_NORMS,
@@ -66,12 +58,11 @@ GEMMA2 = Family(
     BOTH_NORMS,
     fixed=_CAUSAL,
     # `hidden_act` is not read by transformers either, and neither are these notes of the windows.
-    harmless=words("_sliding_window_pattern cache_implementation hidden_act sliding_window_size"),
+    unread="_sliding_window_pattern cache_implementation hidden_act sliding_window_size",
 )
 _GEMMA3_TEXT = replace(
     GEMMA2,
     name="gemma3_text",
-    models="Gemma 3 270M and 1B",
     shape=_SHAPE._replace(activation_key="hidden_activation", rules=_GLOBAL),
     fields=(
         *_BOTH_NORMS,
@@ -79,7 +70,6 @@ _GEMMA3_TEXT = replace(
         windowed_rope(_LOCAL),
         windows(all_but_each(6, "sliding_window_pattern")),
     ),
-    classes=("Gemma3ForCausalLM", "Gemma3TextModel"),
     fixed={**_CAUSAL, "attn_logit_softcapping": (None,)},
 )
 
@@ -119,34 +109,26 @@ class _Gemma3(Family):
 GEMMAS = (
     Family(
         "gemma",
-        "Gemma 1, CodeGemma",
-        "Gemma",
         _SHAPE,
         (ATTENTION_BIASES, _tanh, root_of_width, {"norm_offset": 1.0}),
         fixed=_CAUSAL,
-        harmless=words("hidden_activation"),  # not read by transformers either
+        unread="hidden_activation",  # not read by transformers either
     ),
     GEMMA2,
     replace(
         GEMMA2,
         name="vaultgemma",
-        models="VaultGemma",
         fields=(*GEMMA2.fields, {"residual": "pre_norm"}),
-        names=names("pre_feedforward_layernorm mlp_norm", LLAMA),
-        classes="VaultGemma",
+        names="pre_feedforward_layernorm mlp_norm",
     ),
     _GEMMA3_TEXT,
     _Gemma3(
         "gemma3",
-        "Gemma 3 4B, 12B and 27B, for texts alone: the weights for images are not loaded",
-        ("Gemma3ForConditionalGeneration", "Gemma3Model"),
         needed={"text_config": {}},
         # An untied head may be inside or outside the model of texts.
-        names=names("language_model.lm_head head or", BOTH_NORMS),
+        names=BOTH_NORMS + "language_model.lm_head head or",
         prefixes=("language_model.model.", "model.language_model.", "language_model."),
         ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
-        harmless=words(
-            "boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config"
-        ),
+        unread="boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config",
     ),
 )

@@ -8,15 +8,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    Fields,
-    number_or_none,
-    root_of_width,
-)
-from orca_jax.model.families.names import BOTH_NORMS, names
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, number_or_none, root_of_width
+from orca_jax.model.families.names import BOTH_NORMS
 from orca_jax.model.families.rope import RopeRules, check_no_scaling, read_rope
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
@@ -151,10 +145,7 @@ def _same_sizes(by_layer: Any, wide_layers: list[int]) -> dict[str, Any] | None:
 
 
 _SHAPE = LlamaShape(
-    activation="gelu_pytorch_tanh",
-    rules=_LOCAL,
-    is_tied=True,
-    activation_key="hidden_activation",
+    activation="gelu_pytorch_tanh", rules=_LOCAL, activation_key="hidden_activation"
 )
 _COMMON: Fields = {
     "layer_scale": True,
@@ -165,8 +156,9 @@ _COMMON: Fields = {
     "logit_soft_cap": number_or_none("final_logit_softcapping"),
 }
 _PATTERN = (*(True,) * 5, False)
-_NAMES = names(
-    """
+_NAMES = (
+    BOTH_NORMS
+    + """
     embed_tokens_per_layer              layer_inputs.table
     per_layer_model_projection          layer_inputs.projection
     per_layer_projection_norm           layer_inputs.norm
@@ -181,14 +173,11 @@ _NAMES = names(
     router.proj                         experts.router
     experts.gate_up_proj[{expert}]      experts.{gate,up}
     experts.down_proj[{expert}]         experts.down
-    """,
-    BOTH_NORMS,
+"""
 )
 _CAUSAL = {"use_bidirectional_attention": (None, "vision")}
 GEMMA4_TEXT = Family(
     "gemma4_text",
-    "Gemma 4, for texts alone",
-    ("Gemma4ForCausalLM", "Gemma4TextModel"),
     _SHAPE,
     (
         ATTENTION_BIASES,
@@ -206,16 +195,14 @@ GEMMA4_TEXT = Family(
         r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"
     ),
     fixed=_CAUSAL,
-    harmless=words("hidden_act"),
+    unread="hidden_act",
 )
 GEMMAS4 = (
     GEMMA4_TEXT,
     replace(
         GEMMA4_TEXT,
         name="gemma4_unified_text",
-        models="Gemma 4 12B, for texts alone",
         fields=(ATTENTION_BIASES, windows(_PATTERN, 1024), _attention, root_of_width, _COMMON),
-        classes=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
         fixed={
             **_CAUSAL,
             "enable_moe_block": (False, None),

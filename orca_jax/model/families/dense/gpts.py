@@ -3,15 +3,8 @@
 import re
 from typing import Any
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    Fields,
-    attention_biases,
-    either,
-    flag,
-)
-from orca_jax.model.families.names import LLAMA, names
+from orca_jax.model.families.fields import Fields, attention_biases, either, flag
 from orca_jax.model.families.rope import RopeRules, read_rope
 from orca_jax.model.families.shape import GPTShape, LlamaShape
 from orca_jax.model.families.values import HfConfig, get_activation, get_bool, get_int, refusal
@@ -21,55 +14,24 @@ from orca_jax.values.errors import ConfigError
 
 _LOCAL, _GLOBAL = "local", "global"
 _GPT2_SHAPE = GPTShape(
-    ("n_head", 12),
-    ("n_embd", 768),
-    ("n_layer", 12),
-    ("n_inner", None),
-    ("n_positions", 1024),
-    ("activation_function", "gelu_new"),
-    50257,
+    "n_head n_embd n_layer n_inner n_positions activation_function",
+    "gelu_new",
     "layer_norm_epsilon",
-)
-_OPT_SHAPE = GPTShape(
-    ("num_attention_heads", 12),
-    ("hidden_size", 768),
-    ("num_hidden_layers", 12),
-    ("ffn_dim", 3072),
-    ("max_position_embeddings", 2048),
-    ("activation_function", "relu"),
-    50272,
 )
 _NEO_SHAPE = GPTShape(
-    ("num_heads", 16),
-    ("hidden_size", 2048),
-    ("num_layers", 24),
-    ("intermediate_size", None),
-    ("max_position_embeddings", 2048),
-    ("activation_function", "gelu_new"),
-    50257,
+    "num_heads hidden_size num_layers intermediate_size max_position_embeddings activation_function",
+    "gelu_new",
     "layer_norm_epsilon",
 )
-_BIOGPT_SHAPE = GPTShape(
-    ("num_attention_heads", 16),
-    ("hidden_size", 1024),
-    ("num_hidden_layers", 24),
-    ("intermediate_size", 4096),
-    ("max_position_embeddings", 1024),
-    ("hidden_act", "gelu"),
-    42384,
+_USUAL = (
+    "num_attention_heads hidden_size num_hidden_layers intermediate_size max_position_embeddings"
 )
-_NEOX_SHAPE = GPTShape(
-    ("num_attention_heads", 64),
-    ("hidden_size", 6144),
-    ("num_hidden_layers", 44),
-    ("intermediate_size", 24576),
-    ("max_position_embeddings", 2048),
-    ("hidden_act", "gelu"),
-    50432,
-    "layer_norm_eps",
+_OPT_SHAPE = GPTShape(
+    "num_attention_heads hidden_size num_hidden_layers ffn_dim max_position_embeddings activation_function",
+    "relu",
 )
 _NEOX_ROPE = RopeRules(theta_key="rotary_emb_base", share_key="rotary_pct", share=0.25)
-_OF_GPT2 = names("""
+_OF_GPT2 = """
     wte                     embedding
     wpe                     positions
     ln_f                    final_norm
@@ -79,8 +41,8 @@ _OF_GPT2 = names("""
     attn.c_attn             attention.{query,key,value}
     attn.c_proj             attention.out
     mlp.c_{fc,proj}         mlp.{up,down}
-""")
-_OF_OPT = names("""
+"""
+_OF_OPT = """
     embed_tokens                        embedding
     embed_positions                     positions    skips=2
     final_layer_norm                    final_norm
@@ -90,7 +52,7 @@ _OF_OPT = names("""
     final_layer_norm                    mlp_norm
     self_attn.{q,k,v,out}_proj          attention.{query,key,value,out}
     fc{1,2}                             mlp.{up,down}
-""")
+"""
 _GPT2_ALIASES = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -108,10 +70,7 @@ def _bigcode(hf: HfConfig, config: ModelConfig) -> Fields:
         fields["num_kv_heads"] = 1
     if not get_bool(hf, "scale_attn_weights", True):
         fields["attention_scale"] = 1.0
-    return {
-        **fields,
-        "activation": get_activation(hf, "activation_function", "gelu_pytorch_tanh"),
-    }
+    return {**fields, "activation": get_activation(hf, "activation_function", "gelu_pytorch_tanh")}
 
 
 def _neo(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -126,7 +85,7 @@ def _neo(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
-    """The kind of each layer: those of `attention_types`, pairs of some kinds and the number of their repetitions."""
+    """The kind of each layer. `attention_types` has pairs of some kinds and the number of their repetitions."""
     types: Any = hf.get("attention_types")
     if types is None and num_layers == 24:
         types = [[[_GLOBAL, _LOCAL], num_layers // 2]]
@@ -173,18 +132,14 @@ def _neox_rope(hf: HfConfig, config: ModelConfig) -> Fields:
 GPTS = (
     Family(
         "gpt2",
-        "GPT-2, DistilGPT2, DialoGPT, Cerebras-GPT",
-        ("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
         _GPT2_SHAPE,
         # matrices are [in, out]
-        names=names(
-            """
-            attn.c_attn             attention.{query,key,value}     in_out
-            attn.c_proj             attention.out                   in_out
-            mlp.c_{fc,proj}         mlp.{up,down}                   in_out
-            """,
-            _OF_GPT2,
-        ),
+        names=_OF_GPT2
+        + """
+        attn.c_attn             attention.{query,key,value}     in_out
+        attn.c_proj             attention.out                   in_out
+        mlp.c_{fc,proj}         mlp.{up,down}                   in_out
+        """,
         prefixes=_IN_TRANSFORMER,
         ignored=_MASKS,
         fixed={
@@ -195,55 +150,44 @@ GPTS = (
     ),
     Family(
         "gpt_bigcode",
-        "StarCoder 1, SantaCoder",
-        "GPTBigCode",
         _GPT2_SHAPE,
         (_bigcode,),
-        names("attn.c_attn attention.{query,key,value} by=kv_heads", _OF_GPT2),
+        _OF_GPT2 + "attn.c_attn attention.{query,key,value} by=kv_heads",
         prefixes=_IN_TRANSFORMER,
         ignored=_MASKS,
         aliases=_GPT2_ALIASES,
-        harmless=words(
-            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads"
-        ),
+        unread="attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads",
     ),
     Family(
         "gpt_neo",
-        "GPT-Neo",
-        "GPTNeo",
         _NEO_SHAPE,
         (_neo,),
-        names("attn.attention.{q,k,v,out}_proj attention.{query,key,value,out}", _OF_GPT2),
+        _OF_GPT2 + "attn.attention.{q,k,v,out}_proj attention.{query,key,value,out}",
         prefixes=_IN_TRANSFORMER,
         # causal masks
         ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        harmless=words("embed_dropout resid_dropout"),
+        unread="embed_dropout resid_dropout",
     ),
     Family(
         "gpt_neox",
-        "GPT-NeoX-20B, Pythia, Dolly",
-        "GPTNeoX",
-        _NEOX_SHAPE,
+        GPTShape(f"{_USUAL} hidden_act", "gelu", "layer_norm_eps"),
         (
             attention_biases(default=True),
             _neox_rope,
-            {
-                "tied_embeddings": flag("tie_word_embeddings"),
-                "residual": either("use_parallel_residual", True, "parallel", "pre_norm"),
-            },
+            {"residual": either("use_parallel_residual", True, "parallel", "pre_norm")},
         ),
-        names("""
-            embed_in                                embedding
-            final_layer_norm                        final_norm
-            embed_out                               head
-            lm_head                                 head                            or
-            layers.{layer}                          blocks
-            {input,post_attention}_layernorm        {attention,mlp}_norm
-            attention.query_key_value               attention.{query,key,value}     by=heads
-            attention.dense                         attention.out
-            mlp.dense_{h_to_4h,4h_to_h}             mlp.{up,down}
-        """),
+        """
+        embed_in                                embedding
+        final_layer_norm                        final_norm
+        embed_out                               head
+        lm_head                                 head                            or
+        layers.{layer}                          blocks
+        {input,post_attention}_layernorm        {attention,mlp}_norm
+        attention.query_key_value               attention.{query,key,value}     by=heads
+        attention.dense                         attention.out
+        mlp.dense_{h_to_4h,4h_to_h}             mlp.{up,down}
+    """,
         prefixes=("gpt_neox.", ""),
         # Causal masks and constants of old checkpoints.
         ignored=re.compile(
@@ -252,8 +196,6 @@ GPTS = (
     ),
     Family(
         "opt",
-        "OPT, except OPT-350M",
-        "OPT",
         _OPT_SHAPE,
         (_opt,),
         _OF_OPT,
@@ -265,31 +207,27 @@ GPTS = (
             "enable_bias": (True, None),
             "layer_norm_elementwise_affine": (True, None),
         },
-        harmless=words("activation_dropout dropout init_std layerdrop"),
+        unread="activation_dropout dropout init_std layerdrop",
     ),
     Family(
         "biogpt",
-        "BioGPT",
-        "BioGpt",
-        _BIOGPT_SHAPE,
+        GPTShape(f"{_USUAL} hidden_act", "gelu"),
         (_biogpt,),
-        names("layer_norm final_norm \n output_projection head", _OF_OPT),
+        _OF_OPT + "layer_norm final_norm \n output_projection head",
         prefixes=("biogpt.", ""),
         ignored=re.compile(r"(model\.)?decoder\.version"),
         # eps is not read by transformers
-        harmless=words("activation_dropout layer_norm_eps layerdrop"),
+        unread="activation_dropout layer_norm_eps layerdrop",
     ),
     Family(
         "starcoder2",
-        "StarCoder 2",
-        "Starcoder2",
-        LlamaShape(1e-5, "norm_epsilon", "gelu_pytorch_tanh", is_tied=True),
+        LlamaShape(1e-5, "norm_epsilon", "gelu_pytorch_tanh"),
         (
             {"norm": "layernorm", "gated_mlp": False, "mlp_bias": flag("use_bias", True)},
             attention_biases("use_bias", True),
             window(None),
         ),
-        names("mlp.c_{fc,proj} mlp.{up,down}", LLAMA),
-        harmless=words("embedding_dropout residual_dropout"),
+        "mlp.c_{fc,proj} mlp.{up,down}",
+        unread="embedding_dropout residual_dropout",
     ),
 )

@@ -2,16 +2,9 @@
 
 from typing import Any
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    BIASES,
-    Fields,
-    flag,
-    off,
-)
-from orca_jax.model.families.names import JOINED_GATE, LLAMA, names
+from orca_jax.model.families.fields import ATTENTION_BIASES, BIASES, Fields, flag, off
+from orca_jax.model.families.names import JOINED_GATE
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_int, refusal
@@ -46,7 +39,6 @@ _TEMPERED = RopeRules(
 _PHI3_ROPE = RopeRules(
     share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope")
 )
-_AS_LLAMA = ("LlamaForCausalLM", "LlamaModel")  # the classes that transformers has for these types
 
 
 def _in_all_layers(hf: HfConfig, config: ModelConfig) -> tuple[bool, ...]:
@@ -76,33 +68,22 @@ def _smollm3(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 LLAMAS = (
-    Family(
-        "llama",
-        "Llama 1 to 3, TinyLlama, Vicuna, SmolLM, SmolLM2",
-        (*_AS_LLAMA, "LLaMAForCausalLM"),  # the last is the spelling of 2023
-        fields=(BIASES,),
-    ),
+    Family("llama", fields=(BIASES,)),
     Family(
         "internlm3",
-        "InternLM 3",
-        (*_AS_LLAMA, "InternLM3ForCausalLM", "InternLM3Model"),
         LlamaShape(1e-5),
         (BIASES,),
         aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
     ),
     Family(
         "iquestcoder",
-        "IQuest-Coder",
-        (*_AS_LLAMA, "IQuestCoderForCausalLM", "IQuestCoderModel"),
         LlamaShape(1e-5),
         (BIASES,),
         fixed={"clip_qkv": (None,)},
-        harmless=words("max_window_layers"),  # of windows, which are refused
+        unread="max_window_layers",  # of windows, which are refused
     ),
     Family(
         "seed_oss",
-        "Seed-OSS",
-        "SeedOss",
         fields=(
             {
                 "attention_bias": flag("attention_bias", True),
@@ -110,57 +91,29 @@ LLAMAS = (
                 "mlp_bias": flag("mlp_bias"),
             },
         ),
-        harmless=words("residual_dropout"),
+        unread="residual_dropout",
     ),
     Family(
         "cwm",
-        "CWM",
-        "Cwm",
         LlamaShape(1e-5, rules=RopeRules(theta=1e6, default=_LLAMA3)),
         ({"mlp_bias": flag("mlp_bias")}, windows((False, True, True, True), 8192)),
     ),
     Family(
         "smollm3",
-        "SmolLM 3",
-        "SmolLM3",
-        LlamaShape(rules=RopeRules(theta=2e6), is_tied=True),
+        LlamaShape(rules=RopeRules(theta=2e6)),
         (BIASES, _smollm3),
-        harmless=words("max_window_layers"),  # of windows, which are refused
+        unread="max_window_layers",  # of windows, which are refused
     ),
-    Family(
-        "qwen2",
-        "Qwen2, Qwen2.5",
-        "Qwen2",
-        fields=({"attention_bias": True}, windows_of_qwen()),
-        fixed=off("use_mrope"),
-    ),
-    Family(
-        "qwen3",
-        "Qwen3 without experts",
-        "Qwen3",
-        fields=(ATTENTION_BIASES, {"qk_norm": "head"}, windows_of_qwen()),
-    ),
-    Family(
-        "mistral",
-        "Mistral 7B, Mistral Nemo, Mistral Small 2409 and 2501",
-        "Mistral",
-        fields=(window(4096),),
-    ),
-    Family("ministral", "Ministral 8B", "Ministral", fields=(windows(_in_all_layers),)),
-    Family(
-        "ministral3",
-        "Ministral 3",
-        "Ministral3",
-        LlamaShape(1e-5, rules=_TEMPERED),
-        (window(None),),
-    ),
+    Family("qwen2", fields=({"attention_bias": True}, windows_of_qwen()), fixed=off("use_mrope")),
+    Family("qwen3", fields=(ATTENTION_BIASES, {"qk_norm": "head"}, windows_of_qwen())),
+    Family("mistral", fields=(window(4096),)),
+    Family("ministral", fields=(windows(_in_all_layers),)),
+    Family("ministral3", LlamaShape(1e-5, rules=_TEMPERED), (window(None),)),
     Family(
         "phi3",
-        "Phi-3, Phi-3.5 and Phi-4 for texts, without experts",
-        "Phi3",
         LlamaShape(1e-5, rules=_PHI3_ROPE),
         (window(None),),
-        names(f"{JOINED_GATE} self_attn.qkv_proj attention.{{query,key,value}}", LLAMA),
+        f"{JOINED_GATE} self_attn.qkv_proj attention.{{query,key,value}}",
         fixed={
             **off("attention_bias lm_head_bias mlp_bias"),
             "full_attn_mod": (1, None),
@@ -169,21 +122,16 @@ LLAMAS = (
     ),
     Family(
         "apertus",
-        "Apertus 8B and 70B",
-        "Apertus",
         LlamaShape(
             1e-5,
             activation_key=None,
             rules=RopeRules(theta=12e6, default={**_LLAMA3, "rope_theta": 12e6, "factor": 8.0}),
         ),
         (ATTENTION_BIASES, {"activation": "xielu", "gated_mlp": False, "qk_norm": "head"}),
-        names(
-            """
-            {attention,feedforward}_layernorm       {attention,mlp}_norm
-            mlp.act_fn.{alpha_p,alpha_n,beta,eps}   mlp.xielu.{positive,negative,slope,least}
-            """,
-            LLAMA,
-        ),
+        """
+        {attention,feedforward}_layernorm       {attention,mlp}_norm
+        mlp.act_fn.{alpha_p,alpha_n,beta,eps}   mlp.xielu.{positive,negative,slope,least}
+        """,
         fixed={"hidden_act": ("xielu", None)},
     ),
 )

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import (
     ATTENTION_BIASES,
@@ -15,16 +14,11 @@ from orca_jax.model.families.fields import (
     number,
     number_or_none,
 )
-from orca_jax.model.families.names import LLAMA, POST_NORMS, names
+from orca_jax.model.families.names import POST_NORMS
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float, get_optional_float, refusal
-from orca_jax.model.families.windows import (
-    all_but_each,
-    read_layer_types,
-    windowed_rope,
-    windows,
-)
+from orca_jax.model.families.windows import all_but_each, read_layer_types, windowed_rope, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RopeConfig
 
@@ -68,12 +62,10 @@ def hunyuan_rope(hf: HfConfig, config: ModelConfig) -> Fields:
 
 HUNYUAN_DENSE = Family(
     "hunyuan_v1_dense",
-    "Hunyuan 0.5B to 7B",
-    "HunYuanDenseV1",
     LlamaShape(1e-5, rules=RopeRules(notes=frozenset({"alpha"}))),
     (ATTENTION_BIASES, hunyuan_rope, {"qk_norm": "head", "qk_norm_last": True}),
-    names("self_attn.{query,key}_layernorm attention.{query,key}_norm", LLAMA),
-    harmless=words(
+    "self_attn.{query,key}_layernorm attention.{query,key}_norm",
+    unread=(
         "add_classification_head class_num eod_token_id im_end_id im_newline_id im_start_id mask_init_id "
         "org_vocab_size pad_id pool_type text_end_id text_start_id"
     ),  # transformers does not read them
@@ -82,8 +74,6 @@ NORMED = (
     HUNYUAN_DENSE,
     Family(
         "olmo",
-        "OLMo 1",
-        "Olmo",
         LlamaShape(1e-5, norm_key=None),
         (
             ATTENTION_BIASES,
@@ -94,28 +84,22 @@ NORMED = (
             },
         ),
     ),
-    Family("olmo2", "OLMo 2", "Olmo2", LlamaShape(1e-5), OLMO2_FIELDS, POST_NORMS),
+    Family("olmo2", LlamaShape(1e-5), OLMO2_FIELDS, POST_NORMS),
     Family(
         "olmo3",
-        "OLMo 3",
-        "Olmo3",
         LlamaShape(1e-5, rules=_GLOBAL),
         (*OLMO2_FIELDS, windowed_rope(_LOCAL), windows(all_but_each(4))),
         POST_NORMS,
     ),
     Family(
         "exaone4",
-        "EXAONE 4",
-        "Exaone4",
         LlamaShape(1e-5),
         (windows_of_exaone, {"residual": "post_norm", "qk_norm": "head"}),
         POST_NORMS,
     ),
-    Family("granite", "Granite 3", "Granite", fields=(BIASES, FACTORS)),
+    Family("granite", fields=(BIASES, FACTORS)),
     Family(
         "hyperclovax",
-        "HyperCLOVA X SEED",
-        "HyperCLOVAX",
         fields=(
             BIASES,
             FACTORS,
@@ -125,26 +109,16 @@ NORMED = (
                 "residual": either("use_post_norm", True, "both_norms", "pre_norm"),
             },
         ),
-        names=names("post_norm{1,2} {attention,mlp}_out_norm", LLAMA),
+        names="post_norm{1,2} {attention,mlp}_out_norm",
     ),
-    Family(
-        "arcee",
-        "AFM 4.5B",
-        "Arcee",
-        LlamaShape(1e-5, activation="relu2"),
-        (BIASES, {"gated_mlp": False}),
-    ),
+    Family("arcee", LlamaShape(1e-5, activation="relu2"), (BIASES, {"gated_mlp": False})),
     Family(
         "nemotron",
-        "Nemotron 3 and 4, Minitron",
-        "Nemotron",
         LlamaShape(1e-5, "norm_eps", "relu2", RopeRules(share=0.5)),
         (BIASES, {"norm": "layernorm", "norm_offset": 1.0, "gated_mlp": False}),
     ),
     Family(
         "jais2",
-        "Jais 2",
-        "Jais2",
         LlamaShape(1e-5, "layer_norm_eps", "relu2"),
         (
             attention_biases(default=True),
@@ -153,8 +127,6 @@ NORMED = (
     ),
     Family(
         "nanochat",
-        "nanochat",
-        "NanoChat",
         LlamaShape(activation="relu2"),
         (
             ATTENTION_BIASES,
@@ -168,6 +140,6 @@ NORMED = (
                 "logit_soft_cap": number_or_none("final_logit_softcapping", 15.0),
             },
         ),
-        names("mlp.fc{1,2} mlp.{up,down}", LLAMA),
+        "mlp.fc{1,2} mlp.{up,down}",
     ),
 )

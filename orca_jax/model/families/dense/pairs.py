@@ -1,11 +1,10 @@
-"""Families that rotate pairs of neighbours in each head; and those whose attention and MLP are side by side.
+"""Families that rotate pairs of neighbours in each head, or have attention and MLP side by side.
 
 Columns of queries and keys are put into another order while loading.
 """
 
 import re
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import (
     ATTENTION_BIASES,
@@ -16,7 +15,7 @@ from orca_jax.model.families.fields import (
     number,
     off,
 )
-from orca_jax.model.families.names import JOINED_GATE, LLAMA, NEIGHBOURS, names
+from orca_jax.model.families.names import JOINED_GATE, NEIGHBOURS
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_int, refusal
@@ -25,17 +24,17 @@ from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RopeConfig
 
 _GLM_SHAPE = LlamaShape(1.5625e-07, rules=RopeRules(share=0.5))
-_GLM = names(NEIGHBOURS + JOINED_GATE, LLAMA)
-GLM4_NAMES = names(
-    """
+_GLM = NEIGHBOURS + JOINED_GATE
+GLM4_NAMES = (
+    _GLM
+    + """
     post_self_attn_layernorm    attention_out_norm
     post_attention_layernorm    mlp_norm
     post_mlp_layernorm          mlp_out_norm
-    """,
-    _GLM,
+"""
 )
 _ONE_NORM = "input_layernorm {attention,mlp}_norm"  # for both parts of a layer
-_COHERE_NAMES = names(NEIGHBOURS + _ONE_NORM, LLAMA)
+_COHERE_NAMES = NEIGHBOURS + _ONE_NORM
 _COHERE: tuple[Fields, ...] = (
     ATTENTION_BIASES,
     {
@@ -77,92 +76,65 @@ def _gptj(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 PAIRS = (
-    Family(
-        "glm",
-        "GLM-4 9B of 2024 in the form of transformers",
-        "Glm",
-        _GLM_SHAPE,
-        ({"attention_bias": flag("attention_bias", True)},),
-        _GLM,
-    ),
+    Family("glm", _GLM_SHAPE, ({"attention_bias": flag("attention_bias", True)},), _GLM),
     Family(
         "glm4",
-        "GLM-4 0414, GLM-Z1",
-        "Glm4",
         _GLM_SHAPE,
         ({"attention_bias": flag("attention_bias", True), "residual": "both_norms"},),
         GLM4_NAMES,
     ),
     Family(
         "ernie4_5",
-        "ERNIE 4.5 0.3B",
-        "Ernie4_5",
-        LlamaShape(1e-5, rules=RopeRules(theta=5e5), is_tied=True),
+        LlamaShape(1e-5, rules=RopeRules(theta=5e5)),
         (attention_biases("use_bias"), {"mlp_bias": flag("use_bias")}),
-        names(NEIGHBOURS, LLAMA),
+        NEIGHBOURS,
     ),
     Family(
         "helium",
-        "Helium 1",
-        "Helium",
         LlamaShape(1e-8, rules=RopeRules(theta=1e5)),
         (BIASES, {"attention_out_bias": False}),
-        names(NEIGHBOURS, LLAMA),
+        NEIGHBOURS,
     ),
     Family(
         "cohere",
-        "Command R",
-        "Cohere",
-        LlamaShape(1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5), is_tied=True),
+        LlamaShape(1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5)),
         _COHERE,
         _COHERE_NAMES,
         fixed=off("use_qk_norm"),
     ),
     Family(
         "cohere2",
-        "Command R7B, Command A, Aya Expanse",
-        "Cohere2",
-        LlamaShape(1e-5, "layer_norm_eps", is_tied=True),
+        LlamaShape(1e-5, "layer_norm_eps"),
         (*_COHERE, windows(all_but_each(4, "sliding_window_pattern")), rotated_windows),
         _COHERE_NAMES,
         fixed=off("use_qk_norm"),
-        harmless=words("cache_implementation"),
+        unread="cache_implementation",
     ),
     Family(
         "phi",
-        "Phi 1, 1.5 and 2",
-        "Phi",
         LlamaShape(1e-5, "layer_norm_eps", "gelu_new", RopeRules(share=0.5)),
         (_PHI, {"attention_bias": True, "attention_out_bias": True}),
-        names(
-            f"""
-            {_ONE_NORM}
-            final_layernorm     final_norm
-            self_attn.dense     attention.out
-            mlp.fc{{1,2}}       mlp.{{up,down}}
-            """,
-            LLAMA,
-        ),
+        f"""
+        {_ONE_NORM}
+        final_layernorm     final_norm
+        self_attn.dense     attention.out
+        mlp.fc{{1,2}}       mlp.{{up,down}}
+        """,
         fixed=off("qk_layernorm tie_word_embeddings"),
     ),
     Family(
         "gptj",
-        "GPT-J",
-        "GPTJ",
         LlamaShape(1e-5, "layer_norm_eps", "gelu_new"),
         (_PHI, _gptj),
-        names(
-            """
-            wte                     embedding
-            ln_f                    final_norm
-            h.{layer}               blocks
-            ln_1                    {attention,mlp}_norm
-            attn.{q,k}_proj         attention.{query,key}   pairs
-            attn.{v,out}_proj       attention.{value,out}
-            mlp.fc_{in,out}         mlp.{up,down}
-            """,
-            LLAMA,
-        ),
+        """
+        wte                     embedding
+        ln_f                    final_norm
+        h.{layer}               blocks
+        ln_1                    {attention,mlp}_norm
+        attn.{q,k}_proj         attention.{query,key}   pairs
+        attn.{v,out}_proj       attention.{value,out}
+        mlp.fc_{in,out}         mlp.{up,down}
+        """,
         prefixes=("transformer.", ""),
         # causal masks of old files
         ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),
@@ -176,6 +148,6 @@ PAIRS = (
             "n_layer": "num_hidden_layers",
             "n_positions": "max_position_embeddings",
         },
-        harmless=words("rotary scale_attn_weights tokenizer_class"),
+        unread="rotary scale_attn_weights tokenizer_class",
     ),
 )

@@ -4,12 +4,11 @@ Positions are in three parts, for time, height and width. Those of texts are the
 have no effect.
 """
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.dense.pairs import GLM4_NAMES
 from orca_jax.model.families.experts import (
     GROUPED_ALIASES,
-    HARMLESS,
     NEXT_TOKENS,
+    OF_ROUTERS,
     first_layers,
     grouped_experts,
 )
@@ -24,16 +23,12 @@ _ROPE = RopeRules(renamed={"mrope": "default"}, notes=SECTIONS)
 IMAGE_TEXTS = (
     Family(
         "glm4v_text",
-        "GLM-4.1V",
-        "Glm4vText",
         LlamaShape(1e-5, rules=_ROPE._replace(share=1.0)),
         ({"attention_bias": True, "residual": "both_norms"},),
         GLM4_NAMES,
     ),
     Family(
         "glm4v_moe_text",
-        "GLM-4.5V",
-        "Glm4vMoeText",
         LlamaShape(1e-5, rules=_ROPE._replace(share=0.5)),
         (
             grouped_experts((128, 8, 1408), first_layers(1)),
@@ -41,21 +36,17 @@ IMAGE_TEXTS = (
         ),
         SIGMOID,
         aliases=GROUPED_ALIASES,
-        harmless=HARMLESS | NEXT_TOKENS | words("use_qk_norm"),
+        unread=OF_ROUTERS + NEXT_TOKENS + "use_qk_norm",
         needed={"head_dim": 128},
     ),
     Family(
         "qwen2_vl_text",
-        "Qwen2-VL and Qwen2.5-VL",
-        "Qwen2VLText",
         LlamaShape(1e-5, rules=_ROPE._replace(theta=1e6)),
         ({"attention_bias": True}, windows_of_qwen(80)),
         fixed=off("use_mrope"),
     ),
     Family(
         "qwen3_vl_text",
-        "Qwen3-VL",
-        "Qwen3VLText",
         LlamaShape(rules=_ROPE._replace(theta=5e5)),
         (ATTENTION_BIASES, {"qk_norm": "head"}),
     ),

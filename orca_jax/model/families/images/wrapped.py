@@ -92,8 +92,6 @@ class Wrapper(Family):
 
 def wrapper(
     name: str,
-    models: str,
-    classes: str | tuple[str, ...],
     texts: Mapping[str, Family],
     harmless: str = "",
     *,
@@ -105,17 +103,13 @@ def wrapper(
 
     Args:
         name: the `model_type`.
-        models: published models.
-        classes: prefix of the classes of transformers, or their names.
         texts: see `Wrapper`.
-        harmless: keys without effect on texts, beside those of all models for images.
+        harmless: keys without effect on texts, beside `_OF_IMAGES`.
         default: see `Wrapper`; empty: the first of `texts`.
         is_flat: see `Wrapper`.
         options: other fields of `Wrapper`.
     """
     default = default or next(iter(texts))
-    if isinstance(classes, str):
-        classes = (f"{classes}ForConditionalGeneration", f"{classes}Model")
     of_images = _OF_IMAGES | words(harmless)
     of_texts: frozenset[str] = frozenset()
     if is_flat:
@@ -123,12 +117,10 @@ def wrapper(
     ignored = sorted({family.ignored.pattern for family in texts.values()})
     return Wrapper(
         name,
-        f"{models}, for texts alone",
-        classes,
         prefixes=_PREFIXES,
         ignored=re.compile("|".join([_IGNORED, *ignored])),
         has_further_layers=any(family.has_further_layers for family in texts.values()),
-        harmless=of_images | of_texts,
+        unread=" ".join(sorted(of_images | of_texts)),
         needed={"text_config": texts[default].needed},
         texts=texts,
         default=default,

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.experts import (
     GROUPED_ALIASES,
-    HARMLESS,
+    OF_ROUTERS,
     first_layers,
     first_of_types,
     grouped_experts,
@@ -19,7 +18,7 @@ from orca_jax.model.families.experts import (
 )
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, off, with_fields
-from orca_jax.model.families.names import SIGMOID, names
+from orca_jax.model.families.names import SIGMOID
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
@@ -52,9 +51,8 @@ class LatentShape(NamedTuple):
         value_dim: default of `v_head_dim`.
         rank: default of `kv_lora_rank`.
         norm_eps: default of `rms_norm_eps`.
-        rules: those of rotary positions.
+        rules: the rules of rotary positions.
         is_share: `head_dim` counts all dimensions of a query, of which a share is rotated; False: the rotated ones.
-        is_tied: default of `tie_word_embeddings`.
     """
 
     query_rank: int = 1536
@@ -64,7 +62,6 @@ class LatentShape(NamedTuple):
     norm_eps: float = 1e-6
     rules: RopeRules = RopeRules(kinds=("default", "yarn"))
     is_share: bool = False
-    is_tied: bool = False
 
     def read(self, hf: HfConfig, family: str) -> ModelConfig:
         """Read the shape; raises as `FamilyShape.read`."""
@@ -75,7 +72,7 @@ class LatentShape(NamedTuple):
         if self.is_share:
             width = head_dim
             rules = rules._replace(share=rotated / head_dim)
-        shape = LlamaShape(self.norm_eps, rules=rules, is_tied=self.is_tied)
+        shape = LlamaShape(self.norm_eps, rules=rules)
         config = shape.read(hf, family, head_dim=width)
         if config.head_dim != width:
             raise refusal("head_dim", f"must be {width}, as qk_rope_head_dim says", config.head_dim)
@@ -135,8 +132,9 @@ def _softmax_of_v2(hf: HfConfig, config: ModelConfig) -> Fields:
     return {"experts": replace(config.experts, router=router, is_normalised=False)}
 
 
-_NAMES = names(
-    """
+_NAMES = (
+    SIGMOID
+    + """
     self_attn.kv_a_proj_with_mqa    latent.latent
     self_attn.kv_a_proj_with_mqa    latent.rotated_key      pairs
     self_attn.kv_a_layernorm        latent.latent_norm
@@ -146,8 +144,7 @@ _NAMES = names(
     self_attn.q_b_proj              latent.query            pairs
     self_attn.q_proj                latent.only_query       pairs
     self_attn.o_proj                latent.out
-    """,
-    SIGMOID,
+"""
 )
 
 
@@ -157,58 +154,42 @@ def _scored(scores: str) -> Mapping[str, tuple[object, ...]]:
 
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
-    "DeepSeek-V3, V3.1 and R1",
-    "DeepseekV3",
     LatentShape(),
     (grouped_experts((256, 8, 2048), first_layers(3), groups=(8, 4), scale=2.5),),
     _NAMES,
     has_further_layers=True,
     fixed={**_scored("sigmoid"), "topk_method": ("noaux_tc", None)},
     aliases=GROUPED_ALIASES,
-    harmless=HARMLESS
-    | words("aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers qk_head_dim seq_aux"),
+    unread=OF_ROUTERS
+    + "aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers qk_head_dim seq_aux",
 )
 LATENTS = (
-    Family(
-        "youtu",
-        "Youtu-LLM",
-        "Youtu",
-        LatentShape(is_tied=True),
-        names=_NAMES,
-        harmless=words("embedding_initializer_range qk_head_dim"),
-    ),
+    Family("youtu", LatentShape(), names=_NAMES, unread="embedding_initializer_range qk_head_dim"),
     DEEPSEEK_V3,
-    replace(DEEPSEEK_V3, name="kimi_k2", models="Kimi K2"),
     replace(
         DEEPSEEK_V3,
         name="glm4_moe_lite",
-        models="GLM-4.7-Flash",
         shape=LatentShape(768, 192, 256, norm_eps=1e-5),
         fields=(grouped_experts((64, 4, 1536), first_of_types(1), scale=1.8),),
-        classes="Glm4MoeLite",
     ),
     replace(
         DEEPSEEK_V3,
         name="deepseek_v2",
-        models="DeepSeek-V2 and V2-Lite",
         fields=(
             _check_v2,
             grouped_experts((64, 6, 1407), first_layers(0), shared=2),
             _softmax_of_v2,
         ),
-        classes="DeepseekV2",
         fixed={**_scored("softmax"), **off("mlp_bias")},
     ),
     replace(
         DEEPSEEK_V3,
         name="mistral4",
-        models="Mistral Small 4, for texts alone",
         shape=LatentShape(1024, 64, 128, 256, rules=_MISTRAL4_ROPE, is_share=True),
         fields=(
             grouped_experts((128, 4, 2048), first_layers(0)),
             with_router(scores="softmax", has_bias=False),
         ),
-        classes="Mistral4",
         fixed=_scored("softmax"),
     ),
 )

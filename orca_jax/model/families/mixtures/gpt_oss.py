@@ -3,11 +3,9 @@
 The published files hold the experts in MXFP4; they become plain weights while loading (`files/expert_stacks.py`).
 """
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, Mixture
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import Fields, attention_biases
-from orca_jax.model.families.names import LLAMA, names
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float, refusal
@@ -44,8 +42,6 @@ def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
 
 GPT_OSS = Family(
     "gpt_oss",
-    "gpt-oss-20b and 120b",
-    "GptOss",
     LlamaShape(1e-5, rules=RopeRules(theta=150000.0, default=_YARN)),
     (
         _stored,
@@ -55,18 +51,15 @@ GPT_OSS = Family(
         {"attention_sinks": True},
     ),
     # columns of gates and of the vectors beside them take turns
-    names(
-        """
-        self_attn.sinks                         attention.sinks
-        mlp.router                              experts.router
-        mlp.router.bias                         experts.router_bias
-        mlp.experts.gate_up_proj[{expert}]      experts.{gate,up}           in_out by=columns
-        mlp.experts.gate_up_proj_bias           experts.biases.{gate,up}    by=columns
-        mlp.experts.down_proj[{expert}]         experts.down                in_out
-        mlp.experts.down_proj_bias              experts.biases.down
-        """,
-        LLAMA,
-    ),
+    """
+    self_attn.sinks                         attention.sinks
+    mlp.router                              experts.router
+    mlp.router.bias                         experts.router_bias
+    mlp.experts.gate_up_proj[{expert}]      experts.{gate,up}           in_out by=columns
+    mlp.experts.gate_up_proj_bias           experts.biases.{gate,up}    by=columns
+    mlp.experts.down_proj[{expert}]         experts.down                in_out
+    mlp.experts.down_proj_bias              experts.biases.down
+    """,
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
-    harmless=HARMLESS | words("initial_context_length"),
+    unread=OF_ROUTERS + "initial_context_length",
 )

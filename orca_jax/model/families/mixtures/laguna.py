@@ -3,10 +3,10 @@
 import re
 from collections.abc import Collection
 
-from orca_jax.model.families.experts import HARMLESS, Mixture, dense_of_types, shared_expert
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture, dense_of_types, shared_expert
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import Fields, off
-from orca_jax.model.families.names import LLAMA, STACKED_EXPERTS, names
+from orca_jax.model.families.names import STACKED_EXPERTS
 from orca_jax.model.families.rope import RopeRules, check_no_scaling
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_cap, get_float, refusal
@@ -74,7 +74,7 @@ def _heads(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 def _of_kind(heads: list[int], has_window: Collection[bool], kind: bool) -> set[int]:
-    """The numbers of heads of the layers with a window, or of those without."""
+    """The numbers of heads of the layers with a window, or without."""
     return {each for each, windowed in zip(heads, has_window, strict=True) if windowed == kind}
 
 
@@ -113,8 +113,6 @@ def _dense(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
 
 LAGUNA = Family(
     "laguna",
-    "Laguna XS and S",
-    "Laguna",
     LlamaShape(rules=_FULL),
     (
         _check_positions,
@@ -133,21 +131,18 @@ LAGUNA = Family(
             options={"shared_gate": False},
         ),
     ),
-    names(
-        f"""
-        {STACKED_EXPERTS}
-        self_attn.g_proj                            attention.gate
-        mlp.experts.e_score_correction_bias         experts.choice_bias
-        mlp.gate.e_score_correction_bias            experts.choice_bias     or
-        mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}
-        """,
-        LLAMA,
-    ),
+    f"""
+    {STACKED_EXPERTS}
+    self_attn.g_proj                            attention.gate
+    mlp.experts.e_score_correction_bias         experts.choice_bias
+    mlp.gate.e_score_correction_bias            experts.choice_bias     or
+    mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}
+    """,
     ignored=re.compile(rf"{IGNORED}|mtp\..*"),
     fixed={
         **off("attention_bias moe_apply_router_weight_on_input"),
         "decoder_sparse_step": (1, None),
         "norm_topk_prob": (True, None),
     },
-    harmless=HARMLESS,
+    unread=OF_ROUTERS,
 )

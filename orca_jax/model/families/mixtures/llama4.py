@@ -7,11 +7,10 @@ temperature after `floor_scale` tokens. Texts are at most as long as neither has
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, Mixture, dense_layers
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture, dense_layers
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, Fields
-from orca_jax.model.families.names import LLAMA, NEIGHBOURS, names
+from orca_jax.model.families.names import NEIGHBOURS
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
@@ -103,25 +102,20 @@ def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
 
 LLAMA4_TEXT = Family(
     "llama4_text",
-    "Llama 4 Scout and Maverick, up to 8,191 tokens",
-    ("Llama4ForCausalLM", "Llama4TextModel"),
     LlamaShape(
         1e-5,
         # Others have a factor on angles, which the norm after them would take back in transformers.
         rules=RopeRules(theta=5e5, kinds=("default", "linear", "llama3")),
     ),
     (ATTENTION_BIASES, _positions, _experts),
-    names(
-        f"""
-        {NEIGHBOURS}
-        feed_forward.{{gate,up,down}}_proj                  mlp.{{gate,up,down}}
-        feed_forward.shared_expert.{{gate,up,down}}_proj    shared.{{gate,up,down}}
-        feed_forward.router                                 experts.router
-        feed_forward.experts.gate_up_proj[{{expert}}]       experts.{{gate,up}}     in_out
-        feed_forward.experts.down_proj[{{expert}}]          experts.down            in_out
-        """,
-        LLAMA,
-    ),
+    f"""
+    {NEIGHBOURS}
+    feed_forward.{{gate,up,down}}_proj                  mlp.{{gate,up,down}}
+    feed_forward.shared_expert.{{gate,up,down}}_proj    shared.{{gate,up,down}}
+    feed_forward.router                                 experts.router
+    feed_forward.experts.gate_up_proj[{{expert}}]       experts.{{gate,up}}     in_out
+    feed_forward.experts.down_proj[{{expert}}]          experts.down            in_out
+    """,
     aliases={"num_experts": "num_local_experts"},
-    harmless=HARMLESS | words("attn_scale for_llm_compression"),
+    unread=OF_ROUTERS + "attn_scale for_llm_compression",
 )

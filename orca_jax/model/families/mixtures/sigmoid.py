@@ -3,12 +3,11 @@
 import re
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.dense.normed import windows_of_exaone
 from orca_jax.model.families.experts import (
     GROUPED_ALIASES,
-    HARMLESS,
     NEXT_TOKENS,
+    OF_ROUTERS,
     Mixture,
     first_layers,
     first_of_types,
@@ -17,23 +16,11 @@ from orca_jax.model.families.experts import (
     shared_expert,
 )
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    Fields,
-    either,
-    flag,
-    off,
-)
-from orca_jax.model.families.names import EXPERTS, LLAMA, MIXTRAL, SIGMOID, names
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, either, flag, off
+from orca_jax.model.families.names import EXPERTS, MIXTRAL, SIGMOID
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
-from orca_jax.model.families.values import (
-    HfConfig,
-    get_bool,
-    get_count,
-    layer_list,
-    refusal,
-)
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, layer_list, refusal
 from orca_jax.model.families.windows import all_but_each, rotated_windows, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RouterConfig
@@ -89,8 +76,6 @@ def _flint_layers(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
 
 GLM4_MOE = Family(
     "glm4_moe",
-    "GLM-4.5 and 4.6, GLM-4.5-Air",
-    "Glm4Moe",
     LlamaShape(1e-5, rules=RopeRules(share=0.5)),
     (
         grouped_experts((128, 8, 1408), first_layers(1)),
@@ -102,25 +87,21 @@ GLM4_MOE = Family(
     SIGMOID,
     has_further_layers=True,
     aliases=GROUPED_ALIASES,
-    harmless=HARMLESS | NEXT_TOKENS,
+    unread=OF_ROUTERS + NEXT_TOKENS,
     needed={"head_dim": 128},
 )
 SIGMOIDS = (
     GLM4_MOE,
     Family(
         "solar_open",
-        "Solar Open",
-        "SolarOpen",
         LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
         (grouped_experts((128, 8, 1280)), {"attention_bias": flag("attention_bias")}),
         SIGMOID,
         aliases=GROUPED_ALIASES,
-        harmless=HARMLESS | words("first_k_dense_replace use_qk_norm"),  # nor by transformers
+        unread=OF_ROUTERS + "first_k_dense_replace use_qk_norm",  # nor by transformers
     ),
     Family(
         "dots1",
-        "dots.llm1",
-        "Dots1",
         fields=(
             grouped_experts((128, 6, 1408), first_layers(0), is_normalised=False),
             ATTENTION_BIASES,
@@ -129,12 +110,10 @@ SIGMOIDS = (
         ),
         names=SIGMOID,
         aliases=GROUPED_ALIASES,
-        harmless=HARMLESS | NEXT_TOKENS,
+        unread=OF_ROUTERS + NEXT_TOKENS,
     ),
     Family(
         "minimax_m2",
-        "MiniMax-M2, with weights in bfloat16",
-        "MiniMaxM2",
         LlamaShape(rules=RopeRules(theta=5e6, share=1.0)),
         (
             _minimax_rope,
@@ -145,19 +124,17 @@ SIGMOIDS = (
                 options={"router": RouterConfig("sigmoid", has_bias=True)},
             ),
         ),
-        names("block_sparse_moe.e_score_correction_bias experts.choice_bias", MIXTRAL),
+        MIXTRAL + "block_sparse_moe.e_score_correction_bias experts.choice_bias",
         fixed={"scoring_func": ("sigmoid", None), "use_qk_norm": (True, None)},
         aliases={"num_experts": "num_local_experts"},
-        harmless=HARMLESS
-        | words(
+        unread=OF_ROUTERS
+        + (
             "attn_type_list mtp_transformer_layers num_mtp_modules qk_norm_type shared_intermediate_size "
             "shared_moe_mode use_mtp use_routing_bias"
         ),  # not read by transformers either
     ),
     Family(
         "hy_v3",
-        "Hunyuan 3",
-        "HYV3",
         LlamaShape(1e-5, rules=RopeRules(theta=11_158_840.0)),
         (
             ATTENTION_BIASES,
@@ -165,38 +142,32 @@ SIGMOIDS = (
             no_groups,
             {"qk_norm": "head"},
         ),
-        names(
-            """
-            mlp.router.gate                         experts.router
-            mlp.expert_bias                         experts.choice_bias
-            mlp.shared_mlp.{gate,up,down}_proj      shared.{gate,up,down}
-            """,
-            SIGMOID,
-        ),
+        SIGMOID
+        + """
+        mlp.router.gate                         experts.router
+        mlp.expert_bias                         experts.choice_bias
+        mlp.shared_mlp.{gate,up,down}_proj      shared.{gate,up,down}
+        """,
         has_further_layers=True,
         fixed=off("mlp_bias"),
         aliases={**_ALIASES, "router_scaling_factor": "routed_scaling_factor"},
-        harmless=HARMLESS | words("enable_moe_fp32_combine num_nextn_predict_layers"),
+        unread=OF_ROUTERS + "enable_moe_fp32_combine num_nextn_predict_layers",
     ),
     Family(
         "exaone_moe",
-        "K-EXAONE",
-        "ExaoneMoe",
         LlamaShape(1e-5),
         (
             windows_of_exaone,
             grouped_experts((64, 8, 1024), first_of_types(1, "first_k_dense_replace"), scale=2.5),
             {"qk_norm": "head"},
         ),
-        names("mlp.e_score_correction_bias experts.choice_bias", SIGMOID),
+        SIGMOID + "mlp.e_score_correction_bias experts.choice_bias",
         ignored=re.compile(r"mtp\..*"),
         aliases=_ALIASES,
-        harmless=HARMLESS | words("num_nextn_predict_layers"),
+        unread=OF_ROUTERS + "num_nextn_predict_layers",
     ),
     Family(
         "afmoe",
-        "Trinity Nano and Mini",
-        "Afmoe",
         LlamaShape(1e-5),
         (
             windows(all_but_each(4, "global_attn_every_n_layers"), 1024),
@@ -206,29 +177,25 @@ SIGMOIDS = (
             {"attention_gate": "all", "qk_norm": "head", "residual": "both_norms"},
             _mup,
         ),
-        names(
-            """
-            post_attention_layernorm    attention_out_norm
-            {pre,post}_mlp_layernorm    {mlp,mlp_out}_norm
-            self_attn.gate_proj         attention.gate
-            mlp.router.gate             experts.router
-            mlp.expert_bias             experts.choice_bias
-            """,
-            SIGMOID,
-        ),
+        SIGMOID
+        + """
+        post_attention_layernorm    attention_out_norm
+        {pre,post}_mlp_layernorm    {mlp,mlp_out}_norm
+        self_attn.gate_proj         attention.gate
+        mlp.router.gate             experts.router
+        mlp.expert_bias             experts.choice_bias
+        """,
         fixed={
             **off("attention_bias"),
             "score_func": ("sigmoid", None),
             "route_norm": (True, None),
         },
         aliases={**_ALIASES, "route_scale": "routed_scaling_factor"},
-        harmless=HARMLESS
-        | words("load_balance_coeff num_expert_groups num_limited_groups use_grouped_mm"),
+        unread=OF_ROUTERS
+        + "load_balance_coeff num_expert_groups num_limited_groups use_grouped_mm",
     ),
     Family(
         "flint",
-        "Flint",
-        "Flint",
         fields=(
             ATTENTION_BIASES,
             {"qk_norm": "head", "attention_sinks": True},
@@ -244,15 +211,12 @@ SIGMOIDS = (
                 options={"shared_gate": False, "router": RouterConfig("sigmoid")},
             ),
         ),
-        names=names(
-            f"""
-            {EXPERTS}
-            self_attn.softmax_offset                    attention.sinks
-            mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}
-            """,
-            LLAMA,
-        ),
+        names=f"""
+        {EXPERTS}
+        self_attn.softmax_offset                    attention.sinks
+        mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}
+        """,
         fixed={"decoder_sparse_step": (1, None)},
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
 )

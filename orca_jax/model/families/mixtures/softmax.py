@@ -4,32 +4,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.dense.normed import HUNYUAN_DENSE, OLMO2_FIELDS
 from orca_jax.model.families.experts import (
     EVERY_LAYER,
-    HARMLESS,
+    OF_ROUTERS,
     Mixture,
     shared_expert,
     shared_experts,
 )
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    Fields,
-    flag,
-    off,
-    only_silu,
-)
-from orca_jax.model.families.names import (
-    EXPERTS,
-    LLAMA,
-    MIXTRAL,
-    NEIGHBOURS,
-    POST_NORMS,
-    SHARED_EXPERT,
-    names,
-)
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, flag, off, only_silu
+from orca_jax.model.families.names import EXPERTS, MIXTRAL, NEIGHBOURS, POST_NORMS, SHARED_EXPERT
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import (
@@ -149,8 +134,6 @@ def _hunyuan(hf: HfConfig, config: ModelConfig) -> Fields:
 
 ARIA_TEXT = Family(
     "aria_text",
-    "Aria for texts alone",
-    "AriaText",
     fields=(
         ATTENTION_BIASES,
         only_silu,
@@ -162,34 +145,27 @@ ARIA_TEXT = Family(
             options={"shared_gate": False},
         ),
     ),
-    names=names(
-        """
-        mlp.router                              experts.router
-        mlp.experts.fc1.weight[{expert}]        experts.{gate,up}       in_out
-        mlp.experts.fc2.weight[{expert}]        experts.down            in_out
-        mlp.shared_experts.{gate,up,down}_proj  shared.{gate,up,down}
-        """,
-        LLAMA,
-    ),
+    names="""
+    mlp.router                              experts.router
+    mlp.experts.fc1.weight[{expert}]        experts.{gate,up}       in_out
+    mlp.experts.fc2.weight[{expert}]        experts.down            in_out
+    mlp.shared_experts.{gate,up,down}_proj  shared.{gate,up,down}
+    """,
     fixed=off("mlp_bias"),
-    harmless=HARMLESS,
+    unread=OF_ROUTERS,
 )
 SOFTMAX = (
     ARIA_TEXT,
     Family(
         "mixtral",
-        "Mixtral 8x7B and 8x22B",
-        "Mixtral",
         LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
         (window(None), Mixture("num_local_experts", (8, 2))),
         MIXTRAL,
         aliases={"num_experts": "num_local_experts"},
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     Family(
         "qwen2_moe",
-        "Qwen1.5-MoE, Qwen2-57B-A14B",
-        "Qwen2Moe",
         fields=(
             {"attention_bias": flag("qkv_bias", True)},
             _no_windows,
@@ -201,29 +177,25 @@ SOFTMAX = (
                 shared=shared_expert(5632),
             ),
         ),
-        names=names(EXPERTS + SHARED_EXPERT, LLAMA),
+        names=EXPERTS + SHARED_EXPERT,
         fixed={**EVERY_LAYER, **off("use_sliding_window")},
-        harmless=HARMLESS | words("max_window_layers sliding_window"),
+        unread=OF_ROUTERS + "max_window_layers sliding_window",
     ),
     Family(
         "qwen3_moe",
-        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder with the same architecture",
-        "Qwen3Moe",
         fields=(
             ATTENTION_BIASES,
             {"qk_norm": "head"},
             _window_if_used,
             Mixture("num_experts", (128, 8), 768, is_normalised=_UNNORMALISED),
         ),
-        names=names(EXPERTS, LLAMA),
+        names=EXPERTS,
         fixed=EVERY_LAYER,
         aliases={"num_local_experts": "num_experts"},
-        harmless=HARMLESS | words("max_window_layers"),
+        unread=OF_ROUTERS + "max_window_layers",
     ),
     Family(
         "mellum",
-        "Mellum 2",
-        "Mellum",
         LlamaShape(rules=RopeRules(None, 5e5, part="full_attention")),
         (
             windows((False,), 1024),
@@ -233,40 +205,34 @@ SOFTMAX = (
             {"qk_norm": "head"},
             Mixture("num_experts", (64, 8), 896, is_normalised=_NORMALISED),
         ),
-        names(EXPERTS, LLAMA),
+        EXPERTS,
         aliases={"num_local_experts": "num_experts"},
-        harmless=HARMLESS
-        | words("mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers"),
+        unread=OF_ROUTERS
+        + "mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers",
     ),
     Family(
         "olmoe",
-        "OLMoE",
-        "Olmoe",
         LlamaShape(1e-5),
         (
             ATTENTION_BIASES,
             {"qk_norm": "all"},
             Mixture("num_experts", (64, 8), is_normalised=_UNNORMALISED),
         ),
-        names(EXPERTS, LLAMA),
+        EXPERTS,
         fixed={"clip_qkv": (None,)},
         aliases={"num_local_experts": "num_experts"},
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     Family(
         "flex_olmo",
-        "FlexOlmo",
-        "FlexOlmo",
         LlamaShape(rules=RopeRules(theta=5e5)),
         (*OLMO2_FIELDS, Mixture("num_experts", (7, 5), is_normalised=_UNNORMALISED)),
-        names(EXPERTS, POST_NORMS),
+        POST_NORMS + EXPERTS,
         aliases={"num_local_experts": "num_experts"},
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     Family(
         "phimoe",
-        "Phi-3.5-MoE, Phi-mini-MoE",
-        "Phimoe",
         LlamaShape(
             1e-5,
             rules=RopeRules(
@@ -283,13 +249,11 @@ SOFTMAX = (
         ),
         MIXTRAL,
         aliases={"num_experts": "num_local_experts"},
-        harmless=words("input_jitter_noise output_router_logits router_aux_loss_coef"),
+        unread="input_jitter_noise output_router_logits router_aux_loss_coef",
     ),
     Family(
         "ernie4_5_moe",
-        "ERNIE 4.5 21B-A3B and 300B-A47B",
-        "Ernie4_5_Moe",
-        LlamaShape(1e-5, rules=RopeRules(theta=5e5), is_tied=True),
+        LlamaShape(1e-5, rules=RopeRules(theta=5e5)),
         (
             Mixture(
                 "moe_num_experts",
@@ -302,38 +266,31 @@ SOFTMAX = (
                 options={"shared_gate": False},
             ),
         ),
-        names(
-            f"""
-            {NEIGHBOURS}
-            {EXPERTS}
-            mlp.moe_statics.e_score_correction_bias     experts.choice_bias     row
-            mlp.shared_experts.{{gate,up,down}}_proj    shared.{{gate,up,down}}
-            """,
-            LLAMA,
-        ),
+        f"""
+        {NEIGHBOURS}
+        {EXPERTS}
+        mlp.moe_statics.e_score_correction_bias     experts.choice_bias     row
+        mlp.shared_experts.{{gate,up,down}}_proj    shared.{{gate,up,down}}
+        """,
         ignored=re.compile(r"(model\.)?mtp_.*"),
         fixed=off("use_bias"),
         aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
-        harmless=HARMLESS
-        | words("moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers"),
+        unread=OF_ROUTERS + "moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers",
     ),
     replace(
         HUNYUAN_DENSE,
         name="hunyuan_v1_moe",
-        models="Hunyuan-A13B",
         fields=(*HUNYUAN_DENSE.fields, _hunyuan),
-        names=names(
-            f"""
-            {EXPERTS}
-            mlp.gate.wg                                 experts.router
-            mlp.shared_mlp.{{gate,up,down}}_proj        shared.{{gate,up,down}}
-            """,
-            HUNYUAN_DENSE.names,
-        ),
-        classes="HunYuanMoEV1",
+        names=HUNYUAN_DENSE.names
+        + f"""
+        {EXPERTS}
+        mlp.gate.wg                                 experts.router
+        mlp.shared_mlp.{{gate,up,down}}_proj        shared.{{gate,up,down}}
+        """,
         aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
-        harmless=HUNYUAN_DENSE.harmless
-        | HARMLESS
-        | words("moe_intermediate_size num_shared_expert norm_topk_prob"),
+        unread=HUNYUAN_DENSE.unread
+        + " "
+        + OF_ROUTERS
+        + "moe_intermediate_size num_shared_expert norm_topk_prob",
     ),
 )

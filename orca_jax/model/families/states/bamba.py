@@ -2,7 +2,6 @@
 
 import math
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import BIASES, Fields, only_silu
 from orca_jax.model.families.names import BAMBA as NAMES
@@ -98,10 +97,8 @@ def read_step_limits(hf: HfConfig) -> tuple[float, float]:
 
 BAMBA = Family(
     "bamba",
-    "Bamba",
-    "Bamba",
     LlamaShape(1e-5, rules=RopeRules(share=0.5)),
     (BIASES, _mixers),
     NAMES,
-    harmless=words("mamba_chunk_size num_logits_to_keep z_loss_coefficient"),
+    unread="mamba_chunk_size num_logits_to_keep z_loss_coefficient",
 )

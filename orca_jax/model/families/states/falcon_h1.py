@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import BIASES, Fields, number
 from orca_jax.model.families.names import BAMBA
@@ -80,8 +79,6 @@ def _numbers(hf: HfConfig, key: str, count: int) -> tuple[float, ...]:
 
 FALCON_H1 = Family(
     "falcon_h1",
-    "Falcon-H1",
-    "FalconH1",
     LlamaShape(1e-5),
     (
         BIASES,
@@ -93,5 +90,5 @@ FALCON_H1 = Family(
     ),
     BAMBA,
     ignored=re.compile(rf"{IGNORED}|.*mup_vector"),
-    harmless=words("mamba_chunk_size mamba_use_mlp num_logits_to_keep use_mamba_kernels"),
+    unread="mamba_chunk_size mamba_use_mlp num_logits_to_keep use_mamba_kernels",
 )

@@ -6,11 +6,10 @@ shared one is the MLP.
 
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, Mixture
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, BIASES, FACTORS, Fields
-from orca_jax.model.families.names import LLAMA, mamba, names
+from orca_jax.model.families.names import mamba
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.states.bamba import with_mamba
 from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
@@ -23,7 +22,7 @@ _MIXERS: dict[str, MixerName] = {
     "attention": "attention",
     "linear_attention": "mamba",
     "mamba": "mamba",
-}  # by the kind of a layer; two names are those of older files
+}  # by the kind of a layer; two names are of older files
 _POSITIONS = (None, "nope", "rope")
 _EXPERTS = Mixture("num_local_experts", (8, 2), options={"shared_gate": False})
 
@@ -64,7 +63,7 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 def _bases(hf: HfConfig, config: ModelConfig) -> Fields:
-    """The fields for the positions of each layer; those of layers with a window and without have one base each."""
+    """The fields for the positions of each layer: one base with a window, and one without."""
     bases = hf.get("layer_rope_theta")
     if bases is None or config.rope is None:
         return {}
@@ -105,8 +104,7 @@ def _is_base(value: object) -> bool:
     return is_number(value) and (value == 0 or 1 <= value <= 1e12)
 
 
-_NAMES = names(
-    f"""
+_NAMES = f"""
     {mamba("mamba")}
     shared_mlp.input_linear                             mlp.{{gate,up}}
     shared_mlp.output_linear                            mlp.down
@@ -115,39 +113,29 @@ _NAMES = names(
     block_sparse_moe.router.layer                       experts.router
     block_sparse_moe.input_linear.weight[{{expert}}]    experts.{{gate,up}}
     block_sparse_moe.output_linear.weight[{{expert}}]   experts.down
-    """,
-    LLAMA,
-)
+"""
 GRANITES = (
     Family(
         "granitemoe",
-        "Granite 3 with experts",
-        "GraniteMoe",
         fields=(ATTENTION_BIASES, FACTORS, Mixture("num_local_experts", (8, 2))),
         names=_NAMES,
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     Family(
         "granitemoeshared",
-        "Granite 3 with a shared expert",
-        "GraniteMoeShared",
         fields=(ATTENTION_BIASES, FACTORS, replace(_EXPERTS, shared=_shared)),
         names=_NAMES,
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     Family(
         "granitemoehybrid",
-        "Granite 4.0",
-        "GraniteMoeHybrid",
         fields=(ATTENTION_BIASES, FACTORS, _mixers, _mlps),
         names=_NAMES,
-        harmless=HARMLESS | words("mamba_chunk_size"),
+        unread=OF_ROUTERS + "mamba_chunk_size",
     ),
     Family(
         "granite_swa",
-        "Granite with windows",
-        "GraniteSWA",
-        LlamaShape(1e-5, is_tied=True),
+        LlamaShape(1e-5),
         (
             BIASES,
             FACTORS,
@@ -155,6 +143,6 @@ GRANITES = (
             _bases,
             {"attention_sinks": True},
         ),
-        names("self_attn.sinks attention.sinks", LLAMA),
+        "self_attn.sinks attention.sinks",
     ),
 )

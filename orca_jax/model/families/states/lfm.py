@@ -6,17 +6,9 @@ output.
 
 from collections.abc import Sequence
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, Mixture, first_layers
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture, first_layers
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import (
-    ATTENTION_BIASES,
-    Fields,
-    either,
-    flag,
-    only_silu,
-)
-from orca_jax.model.families.names import LLAMA, names
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, either, flag, only_silu
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import (
@@ -140,8 +132,7 @@ def _default_kind(layer: int) -> str:
     return _CONV
 
 
-_LFM3_NAMES = names(
-    """
+_LFM3_NAMES = """
     embedding_norm                              final_norm
     {operator,ffn}_norm                         {attention,mlp}_norm
     post_{operator,ffn}_norm                    {attention,mlp}_out_norm
@@ -154,17 +145,15 @@ _LFM3_NAMES = names(
     feed_forward.gate                           experts.router
     feed_forward.expert_bias                    experts.choice_bias
     feed_forward.experts.{expert}.{w1,w3,w2}    experts.{gate,up,down}
-    """,
-    LLAMA,
-)
-_LFM2_NAMES = names(
-    """
+"""
+_LFM2_NAMES = (
+    _LFM3_NAMES
+    + """
     self_attn.{q,k}_layernorm   attention.{query,key}_norm
     self_attn.out_proj          attention.out
-    """,
-    _LFM3_NAMES,
+"""
 )
-_SHAPE = LlamaShape(1e-5, rules=RopeRules(theta=1e6), is_tied=True)
+_SHAPE = LlamaShape(1e-5, rules=RopeRules(theta=1e6))
 _OF_LFM2 = {
     "norm_eps": "rms_norm_eps",
     "block_ff_dim": "intermediate_size",
@@ -172,13 +161,11 @@ _OF_LFM2 = {
 }
 LFM2 = Family(
     "lfm2",
-    "LFM2",
-    "Lfm2",
     _SHAPE,
     (only_silu, _lfm2, {"qk_norm": "head"}),
     _LFM2_NAMES,
     aliases=_OF_LFM2,
-    harmless=words(
+    unread=(
         "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
         "conv_dim conv_dim_out conv_use_xavier_init num_heads use_pos_enc"
     ),  # in published files; transformers reads none of them
@@ -187,8 +174,6 @@ LFMS = (
     LFM2,
     Family(
         "lfm2_moe",
-        "LFM2 with experts",
-        "Lfm2Moe",
         _SHAPE,
         (
             only_silu,
@@ -205,14 +190,12 @@ LFMS = (
         ),
         _LFM2_NAMES,
         aliases=_OF_LFM2,
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
         needed={"layer_types": 32 * ["conv"]},
     ),
     Family(
         "lfm3",
-        "LFM3",
-        "Lfm3",
-        _Lfm3Shape(1e-5, rules=_ROPES[_FULL], is_tied=True),
+        _Lfm3Shape(1e-5, rules=_ROPES[_FULL]),
         (
             only_silu,
             windowed_rope(_ROPES[_SLIDING]),

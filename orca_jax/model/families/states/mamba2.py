@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from orca_jax.model.families.base import words
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.names import mamba, names
+from orca_jax.model.families.names import mamba
 from orca_jax.model.families.states.bamba import read_step_limits
 from orca_jax.model.families.values import (
     HfConfig,
@@ -87,22 +86,18 @@ def _sizes(hf: HfConfig) -> MambaConfig:
 
 MAMBA2 = Family(
     "mamba2",
-    "Mamba-2, Codestral Mamba",
-    "Mamba2",
     _Mamba2Shape(),
-    names=names(
-        f"""
-        {mamba("mixer")}
-        embeddings          embedding
-        embedding           embedding       or
-        norm_f              final_norm
-        lm_head             head
-        layers.{{layer}}    blocks
-        norm                attention_norm
-        """
-    ),
+    names=f"""
+    {mamba("mixer")}
+    embeddings          embedding
+    embedding           embedding       or
+    norm_f              final_norm
+    lm_head             head
+    layers.{{layer}}    blocks
+    norm                attention_norm
+    """,
     prefixes=("backbone.", ""),
-    harmless=words(
+    unread=(
         "chunk_size rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_max time_step_min "
         "time_step_rank"
     ),

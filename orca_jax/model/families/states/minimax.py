@@ -2,11 +2,10 @@
 
 import re
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, Mixture
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import Fields
-from orca_jax.model.families.names import MIXTRAL, names
+from orca_jax.model.families.names import MIXTRAL
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float
@@ -36,23 +35,19 @@ def _factors(hf: HfConfig, name: str) -> SumFactors:
 
 MINIMAX = Family(
     "minimax",
-    "MiniMax-Text-01 in the form of transformers",
-    "MiniMax",
     LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
     (window(None), Mixture("num_local_experts", (8, 2)), _mixers, _residuals),
-    names(
-        """
-        self_attn.qkv_proj      linear.{query,key,value}    by=heads
-        self_attn.output_gate   linear.gate
-        self_attn.norm          linear.norm
-        self_attn.out_proj      linear.out
-        """,
-        MIXTRAL,
-    ),
+    MIXTRAL
+    + """
+    self_attn.qkv_proj      linear.{query,key,value}    by=heads
+    self_attn.output_gate   linear.gate
+    self_attn.norm          linear.norm
+    self_attn.out_proj      linear.out
+    """,
     # Constants, computed here from the number of the layer.
     ignored=re.compile(
         rf"{IGNORED}|(model\.)?layers\.\d+\.self_attn\.(slope_rate|(query|key|diagonal)_decay)"
     ),
     aliases={"num_experts": "num_local_experts"},
-    harmless=HARMLESS | words("block_size"),  # the number of tokens in one product
+    unread=OF_ROUTERS + "block_size",  # the number of tokens in one product
 )

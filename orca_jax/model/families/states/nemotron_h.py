@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import HARMLESS, grouped_experts
+from orca_jax.model.families.experts import OF_ROUTERS, grouped_experts
 from orca_jax.model.families.family import PREFIXES, Family
 from orca_jax.model.families.fields import Fields, flag
-from orca_jax.model.families.names import mamba, names
+from orca_jax.model.families.names import mamba
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import (
     HfConfig,
@@ -31,7 +30,7 @@ _MIXERS: dict[str, MixerName] = {
     "mamba": "mamba",
     _MLP: "no_mixer",
     _MOE: "no_mixer",
-}  # by the kind of a layer; some names are those of older files
+}  # by the kind of a layer; some names are of older files
 _LETTERS = {"M": "mamba", "*": "attention", "-": _MLP, "E": _MOE}
 
 
@@ -118,8 +117,6 @@ def _sizes(hf: HfConfig) -> MambaConfig:
 
 NEMOTRON_H = Family(
     "nemotron_h",
-    "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
-    "NemotronH",
     _NemotronShape(),
     (
         {
@@ -131,22 +128,20 @@ NEMOTRON_H = Family(
         _mixers,
         _experts,
     ),
-    names(
-        f"""
-        {mamba("mixer")}
-        embeddings                                      embedding
-        norm_f                                          final_norm
-        lm_head                                         head
-        layers.{{layer}}                                blocks
-        norm                                            attention_norm
-        mixer.{{q,k,v,o}}_proj                          attention.{{query,key,value,out}}
-        mixer.{{up,down}}_proj                          mlp.{{up,down}}
-        mixer.gate                                      experts.router
-        mixer.gate.e_score_correction_bias              experts.choice_bias
-        mixer.experts.{{expert}}.{{up,down}}_proj       experts.{{up,down}}
-        mixer.shared_experts.{{up,down}}_proj           shared.{{up,down}}
-        """
-    ),
+    f"""
+    {mamba("mixer")}
+    embeddings                                      embedding
+    norm_f                                          final_norm
+    lm_head                                         head
+    layers.{{layer}}                                blocks
+    norm                                            attention_norm
+    mixer.{{q,k,v,o}}_proj                          attention.{{query,key,value,out}}
+    mixer.{{up,down}}_proj                          mlp.{{up,down}}
+    mixer.gate                                      experts.router
+    mixer.gate.e_score_correction_bias              experts.choice_bias
+    mixer.experts.{{expert}}.{{up,down}}_proj       experts.{{up,down}}
+    mixer.shared_experts.{{up,down}}_proj           shared.{{up,down}}
+    """,
     prefixes=("backbone.", *PREFIXES),
     ignored=re.compile(r"mtp\..*"),
     fixed={
@@ -156,8 +151,8 @@ NEMOTRON_H = Family(
         "sliding_window": (None,),
     },
     aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
-    harmless=HARMLESS
-    | words(
+    unread=OF_ROUTERS
+    + (
         "chunk_size expand hidden_dropout mamba_proj_bias mamba_ssm_cache_dtype moe_shared_expert_overlap "
         "mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers "
         "rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_limit time_step_max time_step_rank "

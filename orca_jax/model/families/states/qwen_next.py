@@ -6,11 +6,10 @@ Both have experts, and Qwen3.5 also models without. Columns of the delta rule ar
 import re
 from dataclasses import replace
 
-from orca_jax.model.families.base import words
-from orca_jax.model.families.experts import EVERY_LAYER, HARMLESS, Mixture, shared_expert
+from orca_jax.model.families.experts import EVERY_LAYER, OF_ROUTERS, Mixture, shared_expert
 from orca_jax.model.families.family import IGNORED, PREFIXES, Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, flag, only_silu
-from orca_jax.model.families.names import EXPERTS, LLAMA, SHARED_EXPERT, STACKED_EXPERTS, names
+from orca_jax.model.families.names import EXPERTS, SHARED_EXPERT, STACKED_EXPERTS
 from orca_jax.model.families.rope import SECTIONS, RopeRules
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_conv_width, get_int, refusal
@@ -60,32 +59,24 @@ _DELTA_RULE = """
     linear_attn.norm                delta.norm
     linear_attn.out_proj            delta.out
 """
-_NEXT_NAMES = names(
-    f"""
+_NEXT_NAMES = f"""
     {EXPERTS}
     {SHARED_EXPERT}
     {_DELTA_RULE}
     linear_attn.in_proj_qkvz        delta.{{query,key,value,gate}}      by=key_heads
     linear_attn.in_proj_ba          delta.{{beta,step}}                 by=key_heads
-    """,
-    LLAMA,
-)
-_NAMES = names(
-    f"""
+"""
+_NAMES = f"""
     {STACKED_EXPERTS}
     {SHARED_EXPERT}
     {_DELTA_RULE}
     linear_attn.in_proj_qkv         delta.{{query,key,value}}
     linear_attn.in_proj_{{z,b,a}}   delta.{{gate,beta,step}}
-    """,
-    LLAMA,
-)
+"""
 _IGNORED = re.compile(rf"{IGNORED}|mtp\..*")
-_UNREAD = words("mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings")
+_UNREAD = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings"
 QWEN3_5_TEXT = Family(
     "qwen3_5_text",
-    "Qwen3.5 and Qwen3.6, for texts alone",
-    ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
     LlamaShape(rules=RopeRules(share=0.25, renamed={"mrope": "default"}, notes=SECTIONS)),
     _FIELDS,
     _NAMES,
@@ -93,13 +84,11 @@ QWEN3_5_TEXT = Family(
     ignored=_IGNORED,
     # the second one is of the delta rule, in Qwen3.6
     fixed={"attn_output_gate": (True, None), "output_gate_type": ("swish", "silu", None)},
-    harmless=_UNREAD,
+    unread=_UNREAD,
 )
 NEXTS = (
     Family(
         "qwen3_next",
-        "Qwen3-Next",
-        "Qwen3Next",
         LlamaShape(rules=RopeRules(share=0.25)),
         (
             *_FIELDS,
@@ -114,15 +103,13 @@ NEXTS = (
         _NEXT_NAMES,
         ignored=_IGNORED,
         fixed=EVERY_LAYER,
-        harmless=HARMLESS,
+        unread=OF_ROUTERS,
     ),
     QWEN3_5_TEXT,
     replace(
         QWEN3_5_TEXT,
         name="qwen3_5_moe_text",
-        models="Qwen3.5 and Qwen3.6 with experts, for texts alone",
-        classes=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"),
         fields=(*_FIELDS, Mixture("num_experts", (256, 8), 512, shared=shared_expert(512))),
-        harmless=HARMLESS | _UNREAD,
+        unread=OF_ROUTERS + _UNREAD,
     ),
 )
