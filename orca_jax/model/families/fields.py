@@ -73,9 +73,28 @@ ATTENTION_BIASES = attention_biases()
 BIASES = {**ATTENTION_BIASES, "mlp_bias": flag("mlp_bias")}
 
 
-def root_of_width(hf: HfConfig, config: ModelConfig) -> Fields:
-    """The factor on embeddings, the root of their width."""
-    return {"embedding_scale": config.embed_dim**0.5}
+def root_of_width(key: str | None = None, default: bool = True) -> Reader:
+    """A reader of the factor on embeddings: the root of their width, unless the key says false."""
+
+    def read(hf: HfConfig, config: ModelConfig) -> Fields:
+        if key is not None and not values.get_bool(hf, key, default):
+            return {}
+        return {"embedding_scale": config.embed_dim**0.5}
+
+    return read
+
+
+def same_layers(key: str, kind: str) -> Reader:
+    """A reader without fields, which refuses a list of layers with another kind."""
+
+    def read(hf: HfConfig, config: ModelConfig) -> Fields:
+        kinds = hf.get(key)
+        if kinds is not None and kinds != [kind] * config.num_layers:
+            problem = f"must be {kind} for each of {config.num_layers} layers"
+            raise values.refusal(key, problem, kinds)
+        return {}
+
+    return read
 
 
 def only_silu(hf: HfConfig, config: ModelConfig) -> Fields:

@@ -10,7 +10,6 @@ from orca_jax.model.families.values import (
     first_token_id,
     get_activation,
     get_bool,
-    get_equal_heads,
     get_float,
     get_int,
     get_layers,
@@ -124,9 +123,13 @@ class GPTShape(NamedTuple):
         """Read the shape. Without a key there are no end tokens. Raises as `FamilyShape.read`."""
         heads_key, embed_key, layers_key, mlp_key, positions_key, activation_key = self.keys.split()
         sizes = TYPES[family].sizes
-        heads, embed = get_equal_heads(
-            hf, heads_key, sizes["num_attention_heads"], embed_key, sizes["hidden_size"]
-        )
+        embed = get_int(hf, embed_key, sizes["hidden_size"])
+        heads = get_int(hf, heads_key, sizes["num_attention_heads"])
+        if embed % heads:
+            raise ConfigError(
+                f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}",
+                param=heads_key,
+            )
         norm_eps = 1e-5
         if self.norm_eps is not None:
             norm_eps = get_float(hf, self.norm_eps, norm_eps)

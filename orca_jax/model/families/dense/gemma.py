@@ -40,7 +40,7 @@ _BOTH_NORMS = (
     ATTENTION_BIASES,
     {"residual": "both_norms", "norm_offset": 1.0},
     _scores,
-    root_of_width,
+    root_of_width(),
 )
 _SHAPE = LlamaShape(activation="gelu_pytorch_tanh")
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
@@ -110,7 +110,7 @@ GEMMAS = (
     Family(
         "gemma",
         _SHAPE,
-        (ATTENTION_BIASES, _tanh, root_of_width, {"norm_offset": 1.0}),
+        (ATTENTION_BIASES, _tanh, root_of_width(), {"norm_offset": 1.0}),
         fixed=_CAUSAL,
         unread="hidden_activation",  # not read by transformers either
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, number_or_none, root_of_width
 from orca_jax.model.families.names import BOTH_NORMS
-from orca_jax.model.families.rope import RopeRules, check_no_scaling, read_rope
+from orca_jax.model.families.rope import RopeRules, no_scaling, read_rope
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 from orca_jax.model.families.windows import windows
@@ -45,7 +45,6 @@ _SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_
 def _attention(hf: HfConfig, config: ModelConfig) -> Fields:
     """The fields of a model without inputs of layers and experts."""
     layers = config.num_layers
-    check_no_scaling(hf)
     found = config.window_pattern
     # the last one never has it
     has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)
@@ -182,8 +181,9 @@ GEMMA4_TEXT = Family(
     (
         ATTENTION_BIASES,
         windows(_PATTERN, 512),
+        no_scaling,
         _attention,
-        root_of_width,
+        root_of_width(),
         _COMMON,
         _mixture,
         _inputs,
@@ -202,7 +202,14 @@ GEMMAS4 = (
     replace(
         GEMMA4_TEXT,
         name="gemma4_unified_text",
-        fields=(ATTENTION_BIASES, windows(_PATTERN, 1024), _attention, root_of_width, _COMMON),
+        fields=(
+            ATTENTION_BIASES,
+            windows(_PATTERN, 1024),
+            no_scaling,
+            _attention,
+            root_of_width(),
+            _COMMON,
+        ),
         fixed={
             **_CAUSAL,
             "enable_moe_block": (False, None),

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import Fields, attention_biases, either, flag
+from orca_jax.model.families.fields import Fields, attention_biases, either, flag, root_of_width
 from orca_jax.model.families.rope import RopeRules, read_rope
 from orca_jax.model.families.shape import GPTShape, LlamaShape
 from orca_jax.model.families.values import HfConfig, get_activation, get_bool, get_int, refusal
@@ -107,12 +107,6 @@ def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
     return kinds
 
 
-def _biogpt(hf: HfConfig, config: ModelConfig) -> Fields:
-    if not get_bool(hf, "scale_embedding", True):
-        return {}
-    return {"embedding_scale": config.embed_dim**0.5}
-
-
 def _opt(hf: HfConfig, config: ModelConfig) -> Fields:
     width = get_int(hf, "word_embed_proj_dim", config.embed_dim)
     if width != config.embed_dim:
@@ -212,7 +206,7 @@ GPTS = (
     Family(
         "biogpt",
         GPTShape(f"{_USUAL} hidden_act", "gelu"),
-        (_biogpt,),
+        (root_of_width("scale_embedding"),),
         _OF_OPT + "layer_norm final_norm \n output_projection head",
         prefixes=("biogpt.", ""),
         ignored=re.compile(r"(model\.)?decoder\.version"),

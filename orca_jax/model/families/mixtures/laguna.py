@@ -7,7 +7,7 @@ from orca_jax.model.families.experts import OF_ROUTERS, Mixture, dense_of_types,
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import Fields, off
 from orca_jax.model.families.names import STACKED_EXPERTS
-from orca_jax.model.families.rope import RopeRules, check_no_scaling
+from orca_jax.model.families.rope import RopeRules, no_scaling
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_cap, get_float, refusal
 from orca_jax.model.families.windows import windowed_rope, windows
@@ -31,7 +31,6 @@ _MIXERS: dict[bool, MixerName] = {True: "attention", False: "wide_attention"}
 
 def _check_positions(hf: HfConfig, config: ModelConfig) -> Fields:
     """No fields; a share outside the objects, which transformers does not read, is refused if it would count."""
-    check_no_scaling(hf)
     share = hf.get(_SHARE)
     parts = hf.get("rope_parameters")
     if share is None or not isinstance(parts, dict):
@@ -115,6 +114,7 @@ LAGUNA = Family(
     "laguna",
     LlamaShape(rules=_FULL),
     (
+        no_scaling,
         _check_positions,
         windows((False,), 512),
         windowed_rope(_SLIDING),

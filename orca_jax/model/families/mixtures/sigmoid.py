@@ -16,11 +16,18 @@ from orca_jax.model.families.experts import (
     shared_expert,
 )
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, either, flag, off
+from orca_jax.model.families.fields import (
+    ATTENTION_BIASES,
+    Fields,
+    either,
+    flag,
+    off,
+    root_of_width,
+)
 from orca_jax.model.families.names import EXPERTS, MIXTRAL, SIGMOID
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.shape import LlamaShape
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, layer_list, refusal
+from orca_jax.model.families.values import HfConfig, get_count, layer_list, refusal
 from orca_jax.model.families.windows import all_but_each, rotated_windows, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RouterConfig
@@ -48,13 +55,6 @@ def _minimax_rope(hf: HfConfig, config: ModelConfig) -> Fields:
             "rotary_dim", f"must be an even number up to head_dim {config.head_dim}", rotated
         )
     return {"rope": replace(rope, rotated_dim=rotated)}
-
-
-def _mup(hf: HfConfig, config: ModelConfig) -> Fields:
-    """The factor on embeddings."""
-    if not get_bool(hf, "mup_enabled", False):
-        return {}
-    return {"embedding_scale": config.embed_dim**0.5}
 
 
 def _middle_layers(hf: HfConfig, config: ModelConfig) -> tuple[bool, ...]:
@@ -175,7 +175,7 @@ SIGMOIDS = (
             grouped_experts((64, 6, 1408), first_layers(1, "num_dense_layers"), shared=2),
             no_groups,
             {"attention_gate": "all", "qk_norm": "head", "residual": "both_norms"},
-            _mup,
+            root_of_width("mup_enabled", False),
         ),
         SIGMOID
         + """

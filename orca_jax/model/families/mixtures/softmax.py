@@ -13,9 +13,16 @@ from orca_jax.model.families.experts import (
     shared_experts,
 )
 from orca_jax.model.families.family import Family
-from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, flag, off, only_silu
+from orca_jax.model.families.fields import (
+    ATTENTION_BIASES,
+    Fields,
+    flag,
+    off,
+    only_silu,
+    same_layers,
+)
 from orca_jax.model.families.names import EXPERTS, MIXTRAL, NEIGHBOURS, POST_NORMS, SHARED_EXPERT
-from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.rope import RopeRules, no_scaling
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import (
     HfConfig,
@@ -33,36 +40,12 @@ _NORMALISED = flag("norm_topk_prob", True)
 _UNNORMALISED = flag("norm_topk_prob")
 
 
-def _no_windows(hf: HfConfig, config: ModelConfig) -> Fields:
-    """No fields; layers of another type are refused."""
-    kinds = hf.get("layer_types")
-    if kinds is not None and kinds != ["full_attention"] * config.num_layers:
-        raise refusal(
-            "layer_types", f"must be full_attention for each of {config.num_layers} layers", kinds
-        )
-    return {}
-
-
 def _window_if_used(hf: HfConfig, config: ModelConfig) -> Fields:
     """The window of Qwen3 with experts, which all layers have, or none."""
     found = window_of_all(hf, 4096, config.max_positions)
     if not get_bool(hf, "use_sliding_window", False):
         return {}
     return {"sliding_window": found}
-
-
-def _mellum(hf: HfConfig, config: ModelConfig) -> Fields:
-    """No fields; scaling outside of the objects, and layers without experts, are refused."""
-    if hf.get("rope_scaling") is not None:
-        raise refusal(
-            "rope_scaling", "must be null: rope_parameters has all types", hf["rope_scaling"]
-        )
-    kinds = hf.get("mlp_layer_types")
-    if kinds is not None and kinds != ["sparse"] * config.num_layers:
-        raise refusal(
-            "mlp_layer_types", f"must be sparse for each of {config.num_layers} layers", kinds
-        )
-    return {}
 
 
 def _phimoe_head(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -168,7 +151,7 @@ SOFTMAX = (
         "qwen2_moe",
         fields=(
             {"attention_bias": flag("qkv_bias", True)},
-            _no_windows,
+            same_layers("layer_types", "full_attention"),
             Mixture(
                 "num_experts",
                 (60, 4),
@@ -200,7 +183,8 @@ SOFTMAX = (
         (
             windows((False,), 1024),
             windowed_rope(RopeRules(None, part="sliding_attention")),
-            _mellum,
+            no_scaling,
+            same_layers("mlp_layer_types", "sparse"),
             ATTENTION_BIASES,
             {"qk_norm": "head"},
             Mixture("num_experts", (64, 8), 896, is_normalised=_NORMALISED),

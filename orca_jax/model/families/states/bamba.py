@@ -76,6 +76,30 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
     )
 
 
+def read_heads(
+    hf: HfConfig, prefix: str, state_key: str, step_limits: tuple[float, float]
+) -> MambaConfig:
+    """Read the sizes of Mamba-2 by the number and the width of its heads, two keys with a prefix.
+
+    Raises:
+        ConfigError: it names the key.
+    """
+    heads = get_int(hf, f"{prefix}num_heads", 128)
+    groups = get_int(hf, "n_groups", 8)
+    if heads % groups:
+        raise refusal(f"{prefix}num_heads", f"must be a multiple of n_groups {groups}", heads)
+    return MambaConfig(
+        num_heads=heads,
+        head_dim=get_int(hf, f"{prefix}head_dim", 64),
+        num_groups=groups,
+        state_dim=get_int(hf, state_key, 128),
+        width=get_conv_width(hf, "conv_kernel", 4),
+        has_bias=get_bool(hf, "use_bias", False),
+        has_conv_bias=get_bool(hf, "use_conv_bias", True),
+        step_limits=step_limits,
+    )
+
+
 def read_step_limits(hf: HfConfig) -> tuple[float, float]:
     """Read `time_step_limit`; raises `ConfigError` for values that are no limits."""
     limits = hf.get("time_step_limit")

@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.names import mamba
-from orca_jax.model.families.states.bamba import read_step_limits
+from orca_jax.model.families.states.bamba import read_heads, read_step_limits
 from orca_jax.model.families.values import (
     HfConfig,
     first_token_id,
     get_activation,
     get_bool,
-    get_conv_width,
     get_float,
     get_int,
     get_layers,
@@ -18,7 +17,7 @@ from orca_jax.model.families.values import (
     token_ids,
 )
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import MambaConfig, RopeConfig
+from orca_jax.values.layer_config import RopeConfig
 
 _LONGEST = 262_144  # without a key, since transformers has none: the context of Codestral Mamba
 
@@ -28,7 +27,7 @@ class _Mamba2Shape(NamedTuple):
 
     def read(self, hf: HfConfig, family: str) -> ModelConfig:
         """Read the shape; raises as `FamilyShape.read`."""
-        sizes = _sizes(hf)
+        sizes = read_heads(hf, "", "state_size", read_step_limits(hf))
         embed = get_int(hf, "hidden_size", 4096)
         inner = get_int(hf, "expand", 2) * embed
         if sizes.values != inner:
@@ -65,23 +64,6 @@ class _Mamba2Shape(NamedTuple):
             mixer_pattern=("mamba",),
             mamba=sizes,
         )
-
-
-def _sizes(hf: HfConfig) -> MambaConfig:
-    heads = get_int(hf, "num_heads", 128)
-    groups = get_int(hf, "n_groups", 8)
-    if heads % groups:
-        raise refusal("num_heads", f"must be a multiple of n_groups {groups}", heads)
-    return MambaConfig(
-        num_heads=heads,
-        head_dim=get_int(hf, "head_dim", 64),
-        num_groups=groups,
-        state_dim=get_int(hf, "state_size", 128),
-        width=get_conv_width(hf, "conv_kernel", 4),
-        has_bias=get_bool(hf, "use_bias", False),
-        has_conv_bias=get_bool(hf, "use_conv_bias", True),
-        step_limits=read_step_limits(hf),
-    )
 
 
 MAMBA2 = Family(

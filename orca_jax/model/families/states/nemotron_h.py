@@ -11,16 +11,10 @@ from orca_jax.model.families.family import PREFIXES, Family
 from orca_jax.model.families.fields import Fields, flag
 from orca_jax.model.families.names import mamba
 from orca_jax.model.families.shape import LlamaShape
-from orca_jax.model.families.values import (
-    HfConfig,
-    get_bool,
-    get_conv_width,
-    get_float,
-    get_int,
-    refusal,
-)
+from orca_jax.model.families.states.bamba import read_heads
+from orca_jax.model.families.values import HfConfig, get_float, get_int, refusal
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import MambaConfig, MixerName
+from orca_jax.values.layer_config import MixerName
 
 _MLP, _MOE = "mlp", "moe"
 _MIXERS: dict[str, MixerName] = {
@@ -57,7 +51,9 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
     mixers = tuple(_MIXERS[kind] for kind in _layer_kinds(hf))
     if "mamba" not in mixers:
         return {"mixer_pattern": mixers}
-    return {"mixer_pattern": mixers, "mamba": _sizes(hf)}
+    limits = (get_float(hf, "time_step_min", 0.001), math.inf)
+    sizes = read_heads(hf, "mamba_", "ssm_state_size", limits)
+    return {"mixer_pattern": mixers, "mamba": sizes}
 
 
 def _dense(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
@@ -95,24 +91,6 @@ def _layer_kinds(hf: HfConfig) -> Sequence[str]:
             hf["num_hidden_layers"],
         )
     return kinds
-
-
-def _sizes(hf: HfConfig) -> MambaConfig:
-    heads = get_int(hf, "mamba_num_heads", 128)
-    groups = get_int(hf, "n_groups", 8)
-    if heads % groups:
-        raise refusal("mamba_num_heads", f"must be a multiple of n_groups {groups}", heads)
-    width = get_conv_width(hf, "conv_kernel", 4)
-    return MambaConfig(
-        num_heads=heads,
-        head_dim=get_int(hf, "mamba_head_dim", 64),
-        num_groups=groups,
-        state_dim=get_int(hf, "ssm_state_size", 128),
-        width=width,
-        has_bias=get_bool(hf, "use_bias", False),
-        has_conv_bias=get_bool(hf, "use_conv_bias", True),
-        step_limits=(get_float(hf, "time_step_min", 0.001), math.inf),
-    )
 
 
 NEMOTRON_H = Family(
