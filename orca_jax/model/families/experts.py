@@ -82,7 +82,7 @@ class Mixture:
             options |= dense_layers(self.dense(hf, config), config.mlp_dim)
         is_normalised = self.is_normalised
         if isinstance(is_normalised, FieldKey):
-            is_normalised = get_bool(hf, is_normalised.name, is_normalised.default)
+            is_normalised = is_normalised.value(hf)
         return {
             "mlp_dim": width,
             "experts": ExpertsConfig(count, per_token, is_normalised, **options),

@@ -26,6 +26,10 @@ class FieldKey:
     read: Callable[[HfConfig, str, Any], Any]
     default: Any
 
+    def value(self, hf: HfConfig) -> Any:
+        """The value in a config.json; raises `ConfigError` for a wrong one."""
+        return self.read(hf, self.name, self.default)
+
 
 def flag(key: str, default: bool = False) -> FieldKey:
     """True or false."""
@@ -54,14 +58,8 @@ def either(key: str, default: bool, yes: str | None, no: str | None) -> FieldKey
 def with_fields(config: ModelConfig, hf: HfConfig, fields: Fields | Reader) -> ModelConfig:
     """The configuration with some fields; raises `ConfigError` for a wrong value of a key."""
     found = fields if isinstance(fields, Mapping) else fields(hf, config)
-    known = {field: _value(hf, value) for field, value in found.items()}
-    return replace(config, **known)
-
-
-def _value(hf: HfConfig, value: Any) -> Any:
-    if isinstance(value, FieldKey):
-        return value.read(hf, value.name, value.default)
-    return value
+    read = {name: key.value(hf) for name, key in found.items() if isinstance(key, FieldKey)}
+    return replace(config, **{**found, **read})
 
 
 def attention_biases(key: str = "attention_bias", default: bool = False) -> Fields:

@@ -158,10 +158,12 @@ def _latent_attention(config: ModelConfig) -> Iterator[ModelParameter]:
         keys = (0, 0)
     yield ModelParameter("latent.latent", "linear", sizes.rank, bias)
     yield ModelParameter("latent.rotated_key", "linear", sizes.rotated_dim, bias, 1, keys)
-    yield ModelParameter("latent.query", "linear", heads * dim, False, heads, queries)
+    name = "only_latent.query"
     if sizes.query_rank is not None:
+        name = "latent.query"
         yield ModelParameter("latent.query_down", "linear", has_bias=bias)
         yield ModelParameter("latent.query_norm", "norm")
+    yield ModelParameter(name, "linear", heads * dim, False, heads, queries)
     yield ModelParameter("latent.latent_norm", "norm")
     yield ModelParameter("latent.up", "vector")
     yield ModelParameter("latent.out", "linear", has_bias=config.attention_out_bias)

@@ -54,10 +54,6 @@ class _TensorTable:
             yield self._row(bias, self._name(parameter).keys, ".bias", ".bias")
 
     def _name(self, parameter: ModelParameter) -> TensorName:
-        """The names of a parameter's tensor. A projection after another one may have a name of its own."""
-        latent = self._config.latent
-        if parameter.name == "latent.query" and latent is not None and latent.query_rank is None:
-            return self._names["latent.only_query"]
         return self._names[parameter.name]
 
     def _row(

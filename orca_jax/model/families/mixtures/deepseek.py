@@ -142,7 +142,7 @@ _NAMES = (
     self_attn.q_a_proj              latent.query_down
     self_attn.q_a_layernorm         latent.query_norm
     self_attn.q_b_proj              latent.query            pairs
-    self_attn.q_proj                latent.only_query       pairs
+    self_attn.q_proj                only_latent.query       pairs
     self_attn.o_proj                latent.out
 """
 )
