@@ -42,10 +42,10 @@ class Family:
     """One `model_type`.
 
     Attributes:
-        name: the `model_type`, whose sizes, classes and published models are in `types.txt`.
-        shape: reads the sizes.
+        name: the `model_type`, whose defaults, classes and published models are in `types.txt`.
         fields: the other fields of `ModelConfig`, of which later ones replace earlier ones.
         names: the tensors of a checkpoint, in lines of `names.py` beside Llama's.
+        shape: reads the sizes.
         prefixes: prefixes of tensors in published files.
         ignored: matches tensors without weights.
         has_further_layers: files may have layers behind the last one, which are skipped.
@@ -56,9 +56,9 @@ class Family:
     """
 
     name: str
-    shape: FamilyShape = _USUAL
     fields: tuple[Fields | Reader, ...] = ()
     names: str = ""
+    shape: FamilyShape = _USUAL
     prefixes: tuple[str, ...] = PREFIXES
     ignored: re.Pattern[str] = re.compile(IGNORED)
     has_further_layers: bool = False

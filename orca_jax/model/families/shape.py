@@ -35,14 +35,12 @@ class LlamaShape(NamedTuple):
     """Keys and defaults beside the sizes of `TYPES`. There are RMSNorm, a gated MLP, and no biases.
 
     Attributes:
-        norm_eps: default of `norm_key`.
         norm_key: the key of the number in norms; None: it is the default, always.
         activation: default of `activation_key`.
-        rules: the rules of rotary positions.
+        rules: the rules of rotary positions, beside the default of their base.
         activation_key: the key of the activation; None: it is the default, always.
     """
 
-    norm_eps: float = 1e-6
     norm_key: str | None = "rms_norm_eps"
     activation: str = "silu"
     rules: RopeRules = WHOLE_HEADS
@@ -53,7 +51,8 @@ class LlamaShape(NamedTuple):
 
         `sizes` replace sizes of `TYPES`. Raises as `FamilyShape.read`.
         """
-        defaults = {**TYPES["llama"].sizes, **TYPES[family].sizes, **sizes}
+        row = TYPES[family]
+        defaults = {**TYPES["llama"].sizes, **row.sizes, **sizes}
         embed = get_int(hf, "hidden_size", defaults["hidden_size"])
         heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
         kv_heads = get_int(hf, "num_key_value_heads", _kv_heads(hf, heads, defaults))
@@ -72,8 +71,9 @@ class LlamaShape(NamedTuple):
             )
         head_dim = get_int(hf, "head_dim", width or embed // heads)
         limit = get_int(hf, "max_position_embeddings", defaults["max_position_embeddings"])
-        rotary, max_positions = read_rope(hf, head_dim, limit, self.rules)
-        norm_eps = self.norm_eps
+        rules = self.rules._replace(theta=row.theta)
+        rotary, max_positions = read_rope(hf, head_dim, limit, rules)
+        norm_eps = row.norm_eps
         if self.norm_key is not None:
             norm_eps = get_float(hf, self.norm_key, norm_eps)
         return ModelConfig(
@@ -92,7 +92,7 @@ class LlamaShape(NamedTuple):
             gated_mlp=True,
             attention_bias=False,
             mlp_bias=False,
-            tied_embeddings=get_bool(hf, "tie_word_embeddings", TYPES[family].is_tied),
+            tied_embeddings=get_bool(hf, "tie_word_embeddings", row.is_tied),
             rope=rotary,
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
@@ -112,7 +112,7 @@ class GPTShape(NamedTuple):
     Attributes:
         keys: heads, embedding, layers, width of an MLP, positions and activation, in this order.
         activation: default of its key.
-        norm_eps: key of the number in norms, 1e-5 by default; None: there is no key.
+        norm_eps: key of the number in norms; None: there is no key.
     """
 
     keys: str
@@ -130,7 +130,7 @@ class GPTShape(NamedTuple):
                 f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}",
                 param=heads_key,
             )
-        norm_eps = 1e-5
+        norm_eps = TYPES[family].norm_eps
         if self.norm_eps is not None:
             norm_eps = get_float(hf, self.norm_eps, norm_eps)
         return ModelConfig(

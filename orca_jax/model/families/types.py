@@ -1,9 +1,9 @@
-"""The table `types.txt`: the default sizes, classes and published models of each `model_type`.
+"""The table `types.txt`: the defaults, classes and published models of each `model_type`.
 
-A row has the sizes of transformers' configuration, in the order of `KEYS`, whether the head is the embedding by
-default, the classes of transformers, and published models. Without a number the size is Llama's, or follows from other
-sizes. A prefix of classes stands for the usual two, and one with a star for classes of models for images and texts. A
-type with a parent is a variant of it with other defaults.
+A row has the sizes of transformers' configuration, in the order of `KEYS`, the number in norms, the base of rotary
+positions, and whether the head is the embedding; then the classes of transformers, and published models. Without a
+number the default is Llama's, or follows from others. A prefix of classes stands for the usual two, and one with a star
+for classes of models for images and texts. A type with a parent is a variant of it with other defaults.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,8 @@ class ModelType(NamedTuple):
 
     parent: str
     sizes: Mapping[str, int]
+    norm_eps: float
+    theta: float
     is_tied: bool
     classes: tuple[str, ...]
     models: str
@@ -35,11 +37,23 @@ class ModelType(NamedTuple):
 
 def _row(line: str) -> tuple[str, ModelType]:
     facts, _, models = line.partition(": ")
-    name, *numbers, tied, classes = facts.split()
+    name, *numbers, norm_eps, theta, tied, classes = facts.split()
     kind, _, parent = name.partition("=")
     pairs = zip(KEYS, numbers, strict=True)
     sizes = {key: int(number) for key, number in pairs if number != "-"}
-    return kind, ModelType(parent, sizes, tied == _TIED, _classes(classes), models)
+    return kind, ModelType(
+        parent,
+        sizes,
+        _number(norm_eps, 1e-6),
+        _number(theta, 10_000.0),
+        tied == _TIED,
+        _classes(classes),
+        models,
+    )
+
+
+def _number(text: str, usual: float) -> float:
+    return usual if text == "-" else float(text)
 
 
 def _classes(text: str) -> tuple[str, ...]:

@@ -119,10 +119,10 @@ FAMILY = Walk(
     (
         after(
             "orca_jax/model/families/types.txt",
-            "kimi_k25                     -     -      -   -    -   -    "
-            "    -    -    -  Kimi_K25*: Kimi K2.5, for texts alone",
-            "knotted=llama                -     -      -   -    -   -    "
-            "    -    - tied  Knotted: Knotted\n",
+            "kimi_k25                     -     -      -   -    -   -        -    -"
+            "          -        -    -  Kimi_K25*: Kimi K2.5, for texts alone",
+            "knotted=llama                -     -      -   -    -   -        -    -"
+            "          -        - tied  Knotted: Knotted\n",
         ),
         Edit(
             "tests/model/recorded/configs/dense.py",

@@ -18,7 +18,7 @@ from orca_jax.model.families.windows import all_but_each, windowed_rope, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
 
-_GLOBAL = RopeRules(theta=1e6, part="full_attention", kinds=("default", "linear"))
+_GLOBAL = RopeRules(part="full_attention", kinds=("default", "linear"))
 _LOCAL = RopeRules(
     theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear")
 )
@@ -46,7 +46,6 @@ _SHAPE = LlamaShape(activation="gelu_pytorch_tanh")
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
 GEMMA2 = Family(
     "gemma2",
-    _SHAPE._replace(activation_key="hidden_activation"),
     (
         *_BOTH_NORMS,
         {
@@ -56,6 +55,7 @@ GEMMA2 = Family(
         windows(all_but_each(2)),
     ),
     BOTH_NORMS,
+    shape=_SHAPE._replace(activation_key="hidden_activation"),
     fixed=_CAUSAL,
     # `hidden_act` is not read by transformers either, and neither are these notes of the windows.
     unread="_sliding_window_pattern cache_implementation hidden_act sliding_window_size",
@@ -109,8 +109,8 @@ class _Gemma3(Family):
 GEMMAS = (
     Family(
         "gemma",
-        _SHAPE,
         (ATTENTION_BIASES, _tanh, root_of_width(), {"norm_offset": 1.0}),
+        shape=_SHAPE,
         fixed=_CAUSAL,
         unread="hidden_activation",  # not read by transformers either
     ),
@@ -124,9 +124,9 @@ GEMMAS = (
     _GEMMA3_TEXT,
     _Gemma3(
         "gemma3",
-        needed={"text_config": {}},
         # An untied head may be inside or outside the model of texts.
         names=BOTH_NORMS + "language_model.lm_head head or",
+        needed={"text_config": {}},
         prefixes=("language_model.model.", "model.language_model.", "language_model."),
         ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
         unread="boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config",

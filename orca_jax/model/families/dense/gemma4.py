@@ -177,7 +177,6 @@ _NAMES = (
 _CAUSAL = {"use_bidirectional_attention": (None, "vision")}
 GEMMA4_TEXT = Family(
     "gemma4_text",
-    _SHAPE,
     (
         ATTENTION_BIASES,
         windows(_PATTERN, 512),
@@ -189,6 +188,7 @@ GEMMA4_TEXT = Family(
         _inputs,
     ),
     _NAMES,
+    shape=_SHAPE,
     prefixes=("model.", "model.language_model.", "language_model.model.", ""),
     # Published files repeat the keys and values of layers that read those of others.
     ignored=re.compile(

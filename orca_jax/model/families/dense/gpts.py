@@ -126,7 +126,6 @@ def _neox_rope(hf: HfConfig, config: ModelConfig) -> Fields:
 GPTS = (
     Family(
         "gpt2",
-        _GPT2_SHAPE,
         # matrices are [in, out]
         names=_OF_GPT2
         + """
@@ -134,6 +133,7 @@ GPTS = (
         attn.c_proj             attention.out                   in_out
         mlp.c_{fc,proj}         mlp.{up,down}                   in_out
         """,
+        shape=_GPT2_SHAPE,
         prefixes=_IN_TRANSFORMER,
         ignored=_MASKS,
         fixed={
@@ -144,9 +144,9 @@ GPTS = (
     ),
     Family(
         "gpt_bigcode",
-        _GPT2_SHAPE,
         (_bigcode,),
         _OF_GPT2 + "attn.c_attn attention.{query,key,value} by=kv_heads",
+        shape=_GPT2_SHAPE,
         prefixes=_IN_TRANSFORMER,
         ignored=_MASKS,
         aliases=_GPT2_ALIASES,
@@ -154,9 +154,9 @@ GPTS = (
     ),
     Family(
         "gpt_neo",
-        _NEO_SHAPE,
         (_neo,),
         _OF_GPT2 + "attn.attention.{q,k,v,out}_proj attention.{query,key,value,out}",
+        shape=_NEO_SHAPE,
         prefixes=_IN_TRANSFORMER,
         # causal masks
         ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),
@@ -165,7 +165,6 @@ GPTS = (
     ),
     Family(
         "gpt_neox",
-        GPTShape(f"{_USUAL} hidden_act", "gelu", "layer_norm_eps"),
         (
             attention_biases(default=True),
             _neox_rope,
@@ -182,6 +181,7 @@ GPTS = (
         attention.dense                         attention.out
         mlp.dense_{h_to_4h,4h_to_h}             mlp.{up,down}
     """,
+        shape=GPTShape(f"{_USUAL} hidden_act", "gelu", "layer_norm_eps"),
         prefixes=("gpt_neox.", ""),
         # Causal masks and constants of old checkpoints.
         ignored=re.compile(
@@ -190,9 +190,9 @@ GPTS = (
     ),
     Family(
         "opt",
-        _OPT_SHAPE,
         (_opt,),
         _OF_OPT,
+        shape=_OPT_SHAPE,
         prefixes=("model.decoder.", "decoder.", ""),
         ignored=re.compile(r"(model\.)?decoder\.version"),  # a note of old checkpoints
         fixed={
@@ -205,9 +205,9 @@ GPTS = (
     ),
     Family(
         "biogpt",
-        GPTShape(f"{_USUAL} hidden_act", "gelu"),
         (root_of_width("scale_embedding"),),
         _OF_OPT + "layer_norm final_norm \n output_projection head",
+        shape=GPTShape(f"{_USUAL} hidden_act", "gelu"),
         prefixes=("biogpt.", ""),
         ignored=re.compile(r"(model\.)?decoder\.version"),
         # eps is not read by transformers
@@ -215,13 +215,13 @@ GPTS = (
     ),
     Family(
         "starcoder2",
-        LlamaShape(1e-5, "norm_epsilon", "gelu_pytorch_tanh"),
         (
             {"norm": "layernorm", "gated_mlp": False, "mlp_bias": flag("use_bias", True)},
             attention_biases("use_bias", True),
             window(None),
         ),
         "mlp.c_{fc,proj} mlp.{up,down}",
+        shape=LlamaShape("norm_epsilon", "gelu_pytorch_tanh"),
         unread="embedding_dropout residual_dropout",
     ),
 )

@@ -68,23 +68,17 @@ def _smollm3(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 LLAMAS = (
-    Family("llama", fields=(BIASES,)),
-    Family(
-        "internlm3",
-        LlamaShape(1e-5),
-        (BIASES,),
-        aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
-    ),
+    Family("llama", (BIASES,)),
+    Family("internlm3", (BIASES,), aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"}),
     Family(
         "iquestcoder",
-        LlamaShape(1e-5),
         (BIASES,),
         fixed={"clip_qkv": (None,)},
         unread="max_window_layers",  # of windows, which are refused
     ),
     Family(
         "seed_oss",
-        fields=(
+        (
             {
                 "attention_bias": flag("attention_bias", True),
                 "attention_out_bias": flag("attention_out_bias"),
@@ -95,25 +89,24 @@ LLAMAS = (
     ),
     Family(
         "cwm",
-        LlamaShape(1e-5, rules=RopeRules(theta=1e6, default=_LLAMA3)),
         ({"mlp_bias": flag("mlp_bias")}, windows((False, True, True, True), 8192)),
+        shape=LlamaShape(rules=RopeRules(default=_LLAMA3)),
     ),
     Family(
         "smollm3",
-        LlamaShape(rules=RopeRules(theta=2e6)),
         (BIASES, _smollm3),
         unread="max_window_layers",  # of windows, which are refused
     ),
-    Family("qwen2", fields=({"attention_bias": True}, windows_of_qwen()), fixed=off("use_mrope")),
-    Family("qwen3", fields=(ATTENTION_BIASES, {"qk_norm": "head"}, windows_of_qwen())),
-    Family("mistral", fields=(window(4096),)),
-    Family("ministral", fields=(windows(_in_all_layers),)),
-    Family("ministral3", LlamaShape(1e-5, rules=_TEMPERED), (window(None),)),
+    Family("qwen2", ({"attention_bias": True}, windows_of_qwen()), fixed=off("use_mrope")),
+    Family("qwen3", (ATTENTION_BIASES, {"qk_norm": "head"}, windows_of_qwen())),
+    Family("mistral", (window(4096),)),
+    Family("ministral", (windows(_in_all_layers),)),
+    Family("ministral3", (window(None),), shape=LlamaShape(rules=_TEMPERED)),
     Family(
         "phi3",
-        LlamaShape(1e-5, rules=_PHI3_ROPE),
         (window(None),),
         f"{JOINED_GATE} self_attn.qkv_proj attention.{{query,key,value}}",
+        shape=LlamaShape(rules=_PHI3_ROPE),
         fixed={
             **off("attention_bias lm_head_bias mlp_bias"),
             "full_attn_mod": (1, None),
@@ -122,16 +115,15 @@ LLAMAS = (
     ),
     Family(
         "apertus",
-        LlamaShape(
-            1e-5,
-            activation_key=None,
-            rules=RopeRules(theta=12e6, default={**_LLAMA3, "rope_theta": 12e6, "factor": 8.0}),
-        ),
         (ATTENTION_BIASES, {"activation": "xielu", "gated_mlp": False, "qk_norm": "head"}),
         """
         {attention,feedforward}_layernorm       {attention,mlp}_norm
         mlp.act_fn.{alpha_p,alpha_n,beta,eps}   mlp.xielu.{positive,negative,slope,least}
         """,
+        shape=LlamaShape(
+            activation_key=None,
+            rules=RopeRules(default={**_LLAMA3, "rope_theta": 12e6, "factor": 8.0}),
+        ),
         fixed={"hidden_act": ("xielu", None)},
     ),
 )

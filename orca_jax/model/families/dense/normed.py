@@ -23,7 +23,7 @@ from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RopeConfig
 
 # Scaling and `rope_theta` outside the objects are those of layers without a window.
-_GLOBAL = RopeRules(theta=5e5, part="full_attention")
+_GLOBAL = RopeRules(part="full_attention")
 _LOCAL = RopeRules(theta_key=None, theta=5e5, part="sliding_attention")
 OLMO2_FIELDS = (ATTENTION_BIASES, {"qk_norm": "all", "residual": "post_norm"})
 
@@ -62,9 +62,9 @@ def hunyuan_rope(hf: HfConfig, config: ModelConfig) -> Fields:
 
 HUNYUAN_DENSE = Family(
     "hunyuan_v1_dense",
-    LlamaShape(1e-5, rules=RopeRules(notes=frozenset({"alpha"}))),
     (ATTENTION_BIASES, hunyuan_rope, {"qk_norm": "head", "qk_norm_last": True}),
     "self_attn.{query,key}_layernorm attention.{query,key}_norm",
+    shape=LlamaShape(rules=RopeRules(notes=frozenset({"alpha"}))),
     unread=(
         "add_classification_head class_num eod_token_id im_end_id im_newline_id im_start_id mask_init_id "
         "org_vocab_size pad_id pool_type text_end_id text_start_id"
@@ -74,7 +74,6 @@ NORMED = (
     HUNYUAN_DENSE,
     Family(
         "olmo",
-        LlamaShape(1e-5, norm_key=None),
         (
             ATTENTION_BIASES,
             {
@@ -83,24 +82,22 @@ NORMED = (
                 "attention_clip": number_or_none("clip_qkv"),
             },
         ),
+        shape=LlamaShape(norm_key=None),
     ),
-    Family("olmo2", LlamaShape(1e-5), OLMO2_FIELDS, POST_NORMS),
+    Family("olmo2", OLMO2_FIELDS, POST_NORMS),
     Family(
         "olmo3",
-        LlamaShape(1e-5, rules=_GLOBAL),
         (*OLMO2_FIELDS, windowed_rope(_LOCAL), windows(all_but_each(4))),
         POST_NORMS,
+        shape=LlamaShape(rules=_GLOBAL),
     ),
     Family(
-        "exaone4",
-        LlamaShape(1e-5),
-        (windows_of_exaone, {"residual": "post_norm", "qk_norm": "head"}),
-        POST_NORMS,
+        "exaone4", (windows_of_exaone, {"residual": "post_norm", "qk_norm": "head"}), POST_NORMS
     ),
-    Family("granite", fields=(BIASES, FACTORS)),
+    Family("granite", (BIASES, FACTORS)),
     Family(
         "hyperclovax",
-        fields=(
+        (
             BIASES,
             FACTORS,
             {
@@ -109,25 +106,24 @@ NORMED = (
                 "residual": either("use_post_norm", True, "both_norms", "pre_norm"),
             },
         ),
-        names="post_norm{1,2} {attention,mlp}_out_norm",
+        "post_norm{1,2} {attention,mlp}_out_norm",
     ),
-    Family("arcee", LlamaShape(1e-5, activation="relu2"), (BIASES, {"gated_mlp": False})),
+    Family("arcee", (BIASES, {"gated_mlp": False}), shape=LlamaShape(activation="relu2")),
     Family(
         "nemotron",
-        LlamaShape(1e-5, "norm_eps", "relu2", RopeRules(share=0.5)),
         (BIASES, {"norm": "layernorm", "norm_offset": 1.0, "gated_mlp": False}),
+        shape=LlamaShape("norm_eps", "relu2", RopeRules(share=0.5)),
     ),
     Family(
         "jais2",
-        LlamaShape(1e-5, "layer_norm_eps", "relu2"),
         (
             attention_biases(default=True),
             {"mlp_bias": flag("mlp_bias", True), "norm": "layernorm", "gated_mlp": False},
         ),
+        shape=LlamaShape("layer_norm_eps", "relu2"),
     ),
     Family(
         "nanochat",
-        LlamaShape(activation="relu2"),
         (
             ATTENTION_BIASES,
             _nanochat,
@@ -141,5 +137,6 @@ NORMED = (
             },
         ),
         "mlp.fc{1,2} mlp.{up,down}",
+        shape=LlamaShape(activation="relu2"),
     ),
 )

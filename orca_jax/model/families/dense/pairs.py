@@ -23,7 +23,7 @@ from orca_jax.model.families.windows import all_but_each, rotated_windows, windo
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import RopeConfig
 
-_GLM_SHAPE = LlamaShape(1.5625e-07, rules=RopeRules(share=0.5))
+_GLM_SHAPE = LlamaShape(rules=RopeRules(share=0.5))
 _GLM = NEIGHBOURS + JOINED_GATE
 GLM4_NAMES = (
     _GLM
@@ -76,43 +76,32 @@ def _gptj(hf: HfConfig, config: ModelConfig) -> Fields:
 
 
 PAIRS = (
-    Family("glm", _GLM_SHAPE, ({"attention_bias": flag("attention_bias", True)},), _GLM),
+    Family("glm", ({"attention_bias": flag("attention_bias", True)},), _GLM, shape=_GLM_SHAPE),
     Family(
         "glm4",
-        _GLM_SHAPE,
         ({"attention_bias": flag("attention_bias", True), "residual": "both_norms"},),
         GLM4_NAMES,
+        shape=_GLM_SHAPE,
     ),
-    Family(
-        "ernie4_5",
-        LlamaShape(1e-5, rules=RopeRules(theta=5e5)),
-        (attention_biases("use_bias"), {"mlp_bias": flag("use_bias")}),
-        NEIGHBOURS,
-    ),
-    Family(
-        "helium",
-        LlamaShape(1e-8, rules=RopeRules(theta=1e5)),
-        (BIASES, {"attention_out_bias": False}),
-        NEIGHBOURS,
-    ),
+    Family("ernie4_5", (attention_biases("use_bias"), {"mlp_bias": flag("use_bias")}), NEIGHBOURS),
+    Family("helium", (BIASES, {"attention_out_bias": False}), NEIGHBOURS),
     Family(
         "cohere",
-        LlamaShape(1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5)),
         _COHERE,
         _COHERE_NAMES,
+        shape=LlamaShape("layer_norm_eps"),
         fixed=off("use_qk_norm"),
     ),
     Family(
         "cohere2",
-        LlamaShape(1e-5, "layer_norm_eps"),
         (*_COHERE, windows(all_but_each(4, "sliding_window_pattern")), rotated_windows),
         _COHERE_NAMES,
+        shape=LlamaShape("layer_norm_eps"),
         fixed=off("use_qk_norm"),
         unread="cache_implementation",
     ),
     Family(
         "phi",
-        LlamaShape(1e-5, "layer_norm_eps", "gelu_new", RopeRules(share=0.5)),
         (_PHI, {"attention_bias": True, "attention_out_bias": True}),
         f"""
         {_ONE_NORM}
@@ -120,11 +109,11 @@ PAIRS = (
         self_attn.dense     attention.out
         mlp.fc{{1,2}}       mlp.{{up,down}}
         """,
+        shape=LlamaShape("layer_norm_eps", "gelu_new", RopeRules(share=0.5)),
         fixed=off("qk_layernorm tie_word_embeddings"),
     ),
     Family(
         "gptj",
-        LlamaShape(1e-5, "layer_norm_eps", "gelu_new"),
         (_PHI, _gptj),
         """
         wte                     embedding
@@ -135,6 +124,7 @@ PAIRS = (
         attn.{v,out}_proj       attention.{value,out}
         mlp.fc_{in,out}         mlp.{up,down}
         """,
+        shape=LlamaShape("layer_norm_eps", "gelu_new"),
         prefixes=("transformer.", ""),
         # causal masks of old files
         ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),

@@ -23,31 +23,27 @@ _ROPE = RopeRules(renamed={"mrope": "default"}, notes=SECTIONS)
 IMAGE_TEXTS = (
     Family(
         "glm4v_text",
-        LlamaShape(1e-5, rules=_ROPE._replace(share=1.0)),
         ({"attention_bias": True, "residual": "both_norms"},),
         GLM4_NAMES,
+        shape=LlamaShape(rules=_ROPE._replace(share=1.0)),
     ),
     Family(
         "glm4v_moe_text",
-        LlamaShape(1e-5, rules=_ROPE._replace(share=0.5)),
         (
             grouped_experts((128, 8, 1408), first_layers(1)),
             {"attention_bias": flag("attention_bias", True)},
         ),
         SIGMOID,
+        shape=LlamaShape(rules=_ROPE._replace(share=0.5)),
         aliases=GROUPED_ALIASES,
         unread=OF_ROUTERS + NEXT_TOKENS + "use_qk_norm",
         needed={"head_dim": 128},
     ),
     Family(
         "qwen2_vl_text",
-        LlamaShape(1e-5, rules=_ROPE._replace(theta=1e6)),
         ({"attention_bias": True}, windows_of_qwen(80)),
+        shape=LlamaShape(rules=_ROPE),
         fixed=off("use_mrope"),
     ),
-    Family(
-        "qwen3_vl_text",
-        LlamaShape(rules=_ROPE._replace(theta=5e5)),
-        (ATTENTION_BIASES, {"qk_norm": "head"}),
-    ),
+    Family("qwen3_vl_text", (ATTENTION_BIASES, {"qk_norm": "head"}), shape=LlamaShape(rules=_ROPE)),
 )

@@ -50,7 +50,6 @@ class LatentShape(NamedTuple):
         plain: default of `qk_nope_head_dim`.
         value_dim: default of `v_head_dim`.
         rank: default of `kv_lora_rank`.
-        norm_eps: default of `rms_norm_eps`.
         rules: the rules of rotary positions.
         is_share: `head_dim` counts all dimensions of a query, of which a share is rotated; False: the rotated ones.
     """
@@ -59,7 +58,6 @@ class LatentShape(NamedTuple):
     plain: int = 128
     value_dim: int = 128
     rank: int = 512
-    norm_eps: float = 1e-6
     rules: RopeRules = RopeRules(kinds=("default", "yarn"))
     is_share: bool = False
 
@@ -72,7 +70,7 @@ class LatentShape(NamedTuple):
         if self.is_share:
             width = head_dim
             rules = rules._replace(share=rotated / head_dim)
-        shape = LlamaShape(self.norm_eps, rules=rules)
+        shape = LlamaShape(rules=rules)
         config = shape.read(hf, family, head_dim=width)
         if config.head_dim != width:
             raise refusal("head_dim", f"must be {width}, as qk_rope_head_dim says", config.head_dim)
@@ -154,9 +152,9 @@ def _scored(scores: str) -> Mapping[str, tuple[object, ...]]:
 
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
-    LatentShape(),
     (grouped_experts((256, 8, 2048), first_layers(3), groups=(8, 4), scale=2.5),),
     _NAMES,
+    shape=LatentShape(),
     has_further_layers=True,
     fixed={**_scored("sigmoid"), "topk_method": ("noaux_tc", None)},
     aliases=GROUPED_ALIASES,
@@ -164,12 +162,14 @@ DEEPSEEK_V3 = Family(
     + "aux_loss_alpha ep_size num_mtp_layers num_nextn_predict_layers qk_head_dim seq_aux",
 )
 LATENTS = (
-    Family("youtu", LatentShape(), names=_NAMES, unread="embedding_initializer_range qk_head_dim"),
+    Family(
+        "youtu", names=_NAMES, shape=LatentShape(), unread="embedding_initializer_range qk_head_dim"
+    ),
     DEEPSEEK_V3,
     replace(
         DEEPSEEK_V3,
         name="glm4_moe_lite",
-        shape=LatentShape(768, 192, 256, norm_eps=1e-5),
+        shape=LatentShape(768, 192, 256),
         fields=(grouped_experts((64, 4, 1536), first_of_types(1), scale=1.8),),
     ),
     replace(

@@ -42,7 +42,6 @@ def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
 
 GPT_OSS = Family(
     "gpt_oss",
-    LlamaShape(1e-5, rules=RopeRules(theta=150000.0, default=_YARN)),
     (
         _stored,
         attention_biases(default=True),
@@ -60,6 +59,7 @@ GPT_OSS = Family(
     mlp.experts.down_proj[{expert}]         experts.down                in_out
     mlp.experts.down_proj_bias              experts.biases.down
     """,
+    shape=LlamaShape(rules=RopeRules(default=_YARN)),
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
     unread=OF_ROUTERS + "initial_context_length",
 )

@@ -112,7 +112,6 @@ def _dense(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
 
 LAGUNA = Family(
     "laguna",
-    LlamaShape(rules=_FULL),
     (
         no_scaling,
         _check_positions,
@@ -138,6 +137,7 @@ LAGUNA = Family(
     mlp.gate.e_score_correction_bias            experts.choice_bias     or
     mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}
     """,
+    shape=LlamaShape(rules=_FULL),
     ignored=re.compile(rf"{IGNORED}|mtp\..*"),
     fixed={
         **off("attention_bias moe_apply_router_weight_on_input"),

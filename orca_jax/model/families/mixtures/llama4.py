@@ -102,11 +102,6 @@ def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
 
 LLAMA4_TEXT = Family(
     "llama4_text",
-    LlamaShape(
-        1e-5,
-        # Others have a factor on angles, which the norm after them would take back in transformers.
-        rules=RopeRules(theta=5e5, kinds=("default", "linear", "llama3")),
-    ),
     (ATTENTION_BIASES, _positions, _experts),
     f"""
     {NEIGHBOURS}
@@ -116,6 +111,8 @@ LLAMA4_TEXT = Family(
     feed_forward.experts.gate_up_proj[{{expert}}]       experts.{{gate,up}}     in_out
     feed_forward.experts.down_proj[{{expert}}]          experts.down            in_out
     """,
+    # Others have a factor on angles, which the norm after them would take back in transformers.
+    shape=LlamaShape(rules=RopeRules(kinds=("default", "linear", "llama3"))),
     aliases={"num_experts": "num_local_experts"},
     unread=OF_ROUTERS + "attn_scale for_llm_compression",
 )

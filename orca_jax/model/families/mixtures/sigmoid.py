@@ -76,7 +76,6 @@ def _flint_layers(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
 
 GLM4_MOE = Family(
     "glm4_moe",
-    LlamaShape(1e-5, rules=RopeRules(share=0.5)),
     (
         grouped_experts((128, 8, 1408), first_layers(1)),
         {
@@ -85,6 +84,7 @@ GLM4_MOE = Family(
         },
     ),
     SIGMOID,
+    shape=LlamaShape(rules=RopeRules(share=0.5)),
     has_further_layers=True,
     aliases=GROUPED_ALIASES,
     unread=OF_ROUTERS + NEXT_TOKENS,
@@ -94,7 +94,6 @@ SIGMOIDS = (
     GLM4_MOE,
     Family(
         "solar_open",
-        LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
         (grouped_experts((128, 8, 1280)), {"attention_bias": flag("attention_bias")}),
         SIGMOID,
         aliases=GROUPED_ALIASES,
@@ -102,19 +101,18 @@ SIGMOIDS = (
     ),
     Family(
         "dots1",
-        fields=(
+        (
             grouped_experts((128, 6, 1408), first_layers(0), is_normalised=False),
             ATTENTION_BIASES,
             windows(_from_layer),
             {"qk_norm": "head"},
         ),
-        names=SIGMOID,
+        SIGMOID,
         aliases=GROUPED_ALIASES,
         unread=OF_ROUTERS + NEXT_TOKENS,
     ),
     Family(
         "minimax_m2",
-        LlamaShape(rules=RopeRules(theta=5e6, share=1.0)),
         (
             _minimax_rope,
             {"qk_norm": "all"},
@@ -125,6 +123,7 @@ SIGMOIDS = (
             ),
         ),
         MIXTRAL + "block_sparse_moe.e_score_correction_bias experts.choice_bias",
+        shape=LlamaShape(rules=RopeRules(share=1.0)),
         fixed={"scoring_func": ("sigmoid", None), "use_qk_norm": (True, None)},
         aliases={"num_experts": "num_local_experts"},
         unread=OF_ROUTERS
@@ -135,7 +134,6 @@ SIGMOIDS = (
     ),
     Family(
         "hy_v3",
-        LlamaShape(1e-5, rules=RopeRules(theta=11_158_840.0)),
         (
             ATTENTION_BIASES,
             grouped_experts((192, 8, 1536), first_of_types(1), scale=2.826),
@@ -155,7 +153,6 @@ SIGMOIDS = (
     ),
     Family(
         "exaone_moe",
-        LlamaShape(1e-5),
         (
             windows_of_exaone,
             grouped_experts((64, 8, 1024), first_of_types(1, "first_k_dense_replace"), scale=2.5),
@@ -168,7 +165,6 @@ SIGMOIDS = (
     ),
     Family(
         "afmoe",
-        LlamaShape(1e-5),
         (
             windows(all_but_each(4, "global_attn_every_n_layers"), 1024),
             rotated_windows,
@@ -196,7 +192,7 @@ SIGMOIDS = (
     ),
     Family(
         "flint",
-        fields=(
+        (
             ATTENTION_BIASES,
             {"qk_norm": "head", "attention_sinks": True},
             windows(_middle_layers, 513),
@@ -211,7 +207,7 @@ SIGMOIDS = (
                 options={"shared_gate": False, "router": RouterConfig("sigmoid")},
             ),
         ),
-        names=f"""
+        f"""
         {EXPERTS}
         self_attn.softmax_offset                    attention.sinks
         mlp.shared_expert.{{gate,up,down}}_proj     shared.{{gate,up,down}}

@@ -117,7 +117,7 @@ def _hunyuan(hf: HfConfig, config: ModelConfig) -> Fields:
 
 ARIA_TEXT = Family(
     "aria_text",
-    fields=(
+    (
         ATTENTION_BIASES,
         only_silu,
         Mixture(
@@ -128,7 +128,7 @@ ARIA_TEXT = Family(
             options={"shared_gate": False},
         ),
     ),
-    names="""
+    """
     mlp.router                              experts.router
     mlp.experts.fc1.weight[{expert}]        experts.{gate,up}       in_out
     mlp.experts.fc2.weight[{expert}]        experts.down            in_out
@@ -141,7 +141,6 @@ SOFTMAX = (
     ARIA_TEXT,
     Family(
         "mixtral",
-        LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
         (window(None), Mixture("num_local_experts", (8, 2))),
         MIXTRAL,
         aliases={"num_experts": "num_local_experts"},
@@ -149,7 +148,7 @@ SOFTMAX = (
     ),
     Family(
         "qwen2_moe",
-        fields=(
+        (
             {"attention_bias": flag("qkv_bias", True)},
             same_layers("layer_types", "full_attention"),
             Mixture(
@@ -160,26 +159,25 @@ SOFTMAX = (
                 shared=shared_expert(5632),
             ),
         ),
-        names=EXPERTS + SHARED_EXPERT,
+        EXPERTS + SHARED_EXPERT,
         fixed={**EVERY_LAYER, **off("use_sliding_window")},
         unread=OF_ROUTERS + "max_window_layers sliding_window",
     ),
     Family(
         "qwen3_moe",
-        fields=(
+        (
             ATTENTION_BIASES,
             {"qk_norm": "head"},
             _window_if_used,
             Mixture("num_experts", (128, 8), 768, is_normalised=_UNNORMALISED),
         ),
-        names=EXPERTS,
+        EXPERTS,
         fixed=EVERY_LAYER,
         aliases={"num_local_experts": "num_experts"},
         unread=OF_ROUTERS + "max_window_layers",
     ),
     Family(
         "mellum",
-        LlamaShape(rules=RopeRules(None, 5e5, part="full_attention")),
         (
             windows((False,), 1024),
             windowed_rope(RopeRules(None, part="sliding_attention")),
@@ -190,13 +188,13 @@ SOFTMAX = (
             Mixture("num_experts", (64, 8), 896, is_normalised=_NORMALISED),
         ),
         EXPERTS,
+        shape=LlamaShape(rules=RopeRules(None, part="full_attention")),
         aliases={"num_local_experts": "num_experts"},
         unread=OF_ROUTERS
         + "mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers",
     ),
     Family(
         "olmoe",
-        LlamaShape(1e-5),
         (
             ATTENTION_BIASES,
             {"qk_norm": "all"},
@@ -209,7 +207,6 @@ SOFTMAX = (
     ),
     Family(
         "flex_olmo",
-        LlamaShape(rules=RopeRules(theta=5e5)),
         (*OLMO2_FIELDS, Mixture("num_experts", (7, 5), is_normalised=_UNNORMALISED)),
         POST_NORMS + EXPERTS,
         aliases={"num_local_experts": "num_experts"},
@@ -217,14 +214,6 @@ SOFTMAX = (
     ),
     Family(
         "phimoe",
-        LlamaShape(
-            1e-5,
-            rules=RopeRules(
-                theta=1e6,
-                kinds=("default", "longrope"),
-                notes=frozenset({"short_mscale", "long_mscale"}),
-            ),
-        ),
         (
             ATTENTION_BIASES,
             Mixture("num_local_experts", (16, 2), is_normalised=False, router=_phimoe_router),
@@ -232,12 +221,16 @@ SOFTMAX = (
             window(None),
         ),
         MIXTRAL,
+        shape=LlamaShape(
+            rules=RopeRules(
+                kinds=("default", "longrope"), notes=frozenset({"short_mscale", "long_mscale"})
+            )
+        ),
         aliases={"num_experts": "num_local_experts"},
         unread="input_jitter_noise output_router_logits router_aux_loss_coef",
     ),
     Family(
         "ernie4_5_moe",
-        LlamaShape(1e-5, rules=RopeRules(theta=5e5)),
         (
             Mixture(
                 "moe_num_experts",

@@ -121,8 +121,8 @@ def read_step_limits(hf: HfConfig) -> tuple[float, float]:
 
 BAMBA = Family(
     "bamba",
-    LlamaShape(1e-5, rules=RopeRules(share=0.5)),
     (BIASES, _mixers),
     NAMES,
+    shape=LlamaShape(rules=RopeRules(share=0.5)),
     unread="mamba_chunk_size num_logits_to_keep z_loss_coefficient",
 )

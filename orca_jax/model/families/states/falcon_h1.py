@@ -10,7 +10,6 @@ from dataclasses import replace
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import BIASES, Fields, number
 from orca_jax.model.families.names import BAMBA
-from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.states.bamba import read_mamba
 from orca_jax.model.families.values import (
     HfConfig,
@@ -79,7 +78,6 @@ def _numbers(hf: HfConfig, key: str, count: int) -> tuple[float, ...]:
 
 FALCON_H1 = Family(
     "falcon_h1",
-    LlamaShape(1e-5),
     (
         BIASES,
         _mamba,

@@ -10,7 +10,6 @@ from orca_jax.model.families.experts import OF_ROUTERS, Mixture
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, BIASES, FACTORS, Fields
 from orca_jax.model.families.names import mamba
-from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.states.bamba import with_mamba
 from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
 from orca_jax.model.families.windows import windows
@@ -117,25 +116,24 @@ _NAMES = f"""
 GRANITES = (
     Family(
         "granitemoe",
-        fields=(ATTENTION_BIASES, FACTORS, Mixture("num_local_experts", (8, 2))),
-        names=_NAMES,
+        (ATTENTION_BIASES, FACTORS, Mixture("num_local_experts", (8, 2))),
+        _NAMES,
         unread=OF_ROUTERS,
     ),
     Family(
         "granitemoeshared",
-        fields=(ATTENTION_BIASES, FACTORS, replace(_EXPERTS, shared=_shared)),
-        names=_NAMES,
+        (ATTENTION_BIASES, FACTORS, replace(_EXPERTS, shared=_shared)),
+        _NAMES,
         unread=OF_ROUTERS,
     ),
     Family(
         "granitemoehybrid",
-        fields=(ATTENTION_BIASES, FACTORS, _mixers, _mlps),
-        names=_NAMES,
+        (ATTENTION_BIASES, FACTORS, _mixers, _mlps),
+        _NAMES,
         unread=OF_ROUTERS + "mamba_chunk_size",
     ),
     Family(
         "granite_swa",
-        LlamaShape(1e-5),
         (
             BIASES,
             FACTORS,

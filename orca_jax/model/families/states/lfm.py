@@ -153,7 +153,7 @@ _LFM2_NAMES = (
     self_attn.out_proj          attention.out
 """
 )
-_SHAPE = LlamaShape(1e-5, rules=RopeRules(theta=1e6))
+_SHAPE = LlamaShape()
 _OF_LFM2 = {
     "norm_eps": "rms_norm_eps",
     "block_ff_dim": "intermediate_size",
@@ -161,9 +161,9 @@ _OF_LFM2 = {
 }
 LFM2 = Family(
     "lfm2",
-    _SHAPE,
     (only_silu, _lfm2, {"qk_norm": "head"}),
     _LFM2_NAMES,
+    shape=_SHAPE,
     aliases=_OF_LFM2,
     unread=(
         "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
@@ -174,7 +174,6 @@ LFMS = (
     LFM2,
     Family(
         "lfm2_moe",
-        _SHAPE,
         (
             only_silu,
             _lfm2_moe,
@@ -189,13 +188,13 @@ LFMS = (
             ),
         ),
         _LFM2_NAMES,
+        shape=_SHAPE,
         aliases=_OF_LFM2,
         unread=OF_ROUTERS,
         needed={"layer_types": 32 * ["conv"]},
     ),
     Family(
         "lfm3",
-        _Lfm3Shape(1e-5, rules=_ROPES[_FULL]),
         (
             only_silu,
             windowed_rope(_ROPES[_SLIDING]),
@@ -209,6 +208,7 @@ LFMS = (
             },
         ),
         _LFM3_NAMES,
+        shape=_Lfm3Shape(rules=_ROPES[_FULL]),
         aliases={"norm_eps": "rms_norm_eps"},
     ),
 )

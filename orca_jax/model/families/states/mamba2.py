@@ -68,7 +68,6 @@ class _Mamba2Shape(NamedTuple):
 
 MAMBA2 = Family(
     "mamba2",
-    _Mamba2Shape(),
     names=f"""
     {mamba("mixer")}
     embeddings          embedding
@@ -78,6 +77,7 @@ MAMBA2 = Family(
     layers.{{layer}}    blocks
     norm                attention_norm
     """,
+    shape=_Mamba2Shape(),
     prefixes=("backbone.", ""),
     unread=(
         "chunk_size rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_max time_step_min "

@@ -6,8 +6,6 @@ from orca_jax.model.families.experts import OF_ROUTERS, Mixture
 from orca_jax.model.families.family import IGNORED, Family
 from orca_jax.model.families.fields import Fields
 from orca_jax.model.families.names import MIXTRAL
-from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float
 from orca_jax.model.families.windows import read_layer_types, window
 from orca_jax.values.config import ModelConfig
@@ -35,7 +33,6 @@ def _factors(hf: HfConfig, name: str) -> SumFactors:
 
 MINIMAX = Family(
     "minimax",
-    LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
     (window(None), Mixture("num_local_experts", (8, 2)), _mixers, _residuals),
     MIXTRAL
     + """

@@ -31,9 +31,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": _MLP, "E": _MOE}
 class _NemotronShape(NamedTuple):
     """The shape of Nemotron-H, with as many layers as kinds."""
 
-    sizes: LlamaShape = LlamaShape(
-        1e-5, "layer_norm_epsilon", "relu2", activation_key="mlp_hidden_act"
-    )
+    sizes: LlamaShape = LlamaShape("layer_norm_epsilon", "relu2", activation_key="mlp_hidden_act")
 
     def read(self, hf: HfConfig, family: str) -> ModelConfig:
         """Read the shape; raises as `FamilyShape.read`."""
@@ -95,7 +93,6 @@ def _layer_kinds(hf: HfConfig) -> Sequence[str]:
 
 NEMOTRON_H = Family(
     "nemotron_h",
-    _NemotronShape(),
     (
         {
             "gated_mlp": False,
@@ -120,6 +117,7 @@ NEMOTRON_H = Family(
     mixer.experts.{{expert}}.{{up,down}}_proj       experts.{{up,down}}
     mixer.shared_experts.{{up,down}}_proj           shared.{{up,down}}
     """,
+    shape=_NemotronShape(),
     prefixes=("backbone.", *PREFIXES),
     ignored=re.compile(r"mtp\..*"),
     fixed={

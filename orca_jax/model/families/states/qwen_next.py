@@ -77,9 +77,9 @@ _IGNORED = re.compile(rf"{IGNORED}|mtp\..*")
 _UNREAD = "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings"
 QWEN3_5_TEXT = Family(
     "qwen3_5_text",
-    LlamaShape(rules=RopeRules(share=0.25, renamed={"mrope": "default"}, notes=SECTIONS)),
     _FIELDS,
     _NAMES,
+    shape=LlamaShape(rules=RopeRules(share=0.25, renamed={"mrope": "default"}, notes=SECTIONS)),
     prefixes=("model.language_model.", *PREFIXES),
     ignored=_IGNORED,
     # the second one is of the delta rule, in Qwen3.6
@@ -89,7 +89,6 @@ QWEN3_5_TEXT = Family(
 NEXTS = (
     Family(
         "qwen3_next",
-        LlamaShape(rules=RopeRules(share=0.25)),
         (
             *_FIELDS,
             Mixture(
@@ -101,6 +100,7 @@ NEXTS = (
             ),
         ),
         _NEXT_NAMES,
+        shape=LlamaShape(rules=RopeRules(share=0.25)),
         ignored=_IGNORED,
         fixed=EVERY_LAYER,
         unread=OF_ROUTERS,
