@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from orca_jax.helpers.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Family
+from orca_jax.model.families.family import Family
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import refusal, token_ids
 from orca_jax.model.gguf.config import hf_config_of

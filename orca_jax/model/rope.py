@@ -2,7 +2,7 @@
 
 The kinds are those of Hugging Face configurations (`rope_type`). Frequencies are constants of a model, so a cached key
 never has to be rotated again. In some kinds the frequencies change beyond a certain length of the text (`dynamic`,
-`longrope`). They are used only up to this length; `families.llama` limits `max_positions` to it.
+`longrope`). They are used only up to this length; `families/shape.py` limits `max_positions` to it.
 """
 
 import dataclasses

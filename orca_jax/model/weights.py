@@ -21,7 +21,8 @@ from jaxtyping import Array
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Weight
+from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header

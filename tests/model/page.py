@@ -7,10 +7,9 @@ from lab.pages.markdown import Page, table
 from orca_jax.assembly.support import NEEDS, Facts
 from orca_jax.model.describe import read_model_config, refused
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Family
+from orca_jax.model.families.family import Family
 from orca_jax.model.sharding import can_share
 from orca_jax.values.config import EngineConfig, ModelConfig
-from tests.model.describe.options import NEEDED
 from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
 
@@ -114,7 +113,7 @@ for images:
 def _has_adapters(family: Family) -> str:
     """What the table of support says of the family's default configuration."""
     config = family.config_from_hf(
-        {"model_type": family.name, "text_config": {}, **{**NEEDED, **HYBRIDS}.get(family.name, {})}
+        {"model_type": family.name, **family.needed, **HYBRIDS.get(family.name, {})}
     )
     facts = Facts(EngineConfig(enable_lora=True), model=config)
     unmet = any(

@@ -17,7 +17,8 @@ import pytest
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.families import FAMILIES as SUPPORTED
-from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
+from orca_jax.model.families.family import SHARED
+from orca_jax.model.families.keys import FIXED, HARMLESS
 from orca_jax.model.families.values import is_number, token_ids
 from orca_jax.model.load import load_decoder
 from orca_jax.model.transformer import Decoder

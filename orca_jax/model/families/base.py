@@ -1,12 +1,8 @@
-"""The declaration of a family of checkpoints: names of its options and weights. Plain data, no arrays."""
+"""The mapping of a checkpoint's tensors to parameters. Plain data, no arrays."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
-
-from orca_jax.model.families.values import HfConfig
-from orca_jax.values.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -88,101 +84,6 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def paired(rows: tuple[Weight, ...], config: ModelConfig) -> tuple[Weight, ...]:
-    """The rows, with pairs side by side for the projections to queries and keys."""
-    heads = {"query": config.num_heads, "key": config.num_kv_heads // config.kv_copies}
-    rotated = config.head_dim
-    if config.rope is not None:
-        rotated = config.rope.rotated_dim or rotated
-    parts = {
-        f"blocks.attention.{name}": JoinedPart(0, (config.head_dim,), number, (0, rotated))
-        for name, number in heads.items()
-    }
-    return tuple(
-        replace(row, part=parts.get(row.path.rpartition(".")[0], row.part)) for row in rows
-    )
-
-
-def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
-    """Rows for a linear layer with a matrix stored as [out, in]."""
-    kernel = Weight(f"{key}.weight", f"{path}.kernel", transpose=True)
-    if bias:
-        return (kernel, Weight(f"{key}.bias", f"{path}.bias"))
-    return (kernel,)
-
-
-def linears(
-    names: Mapping[str, str], key: str, path: str, *, bias: bool = False
-) -> tuple[Weight, ...]:
-    """Rows for linear layers below `key` and `path`. `names` has ours by theirs."""
-    rows: list[Weight] = []
-    for theirs, ours in names.items():
-        rows += linear(f"{key}.{theirs}", f"{path}.{ours}", bias=bias)
-    return tuple(rows)
-
-
-def norm(key: str, path: str) -> tuple[Weight, Weight]:
-    """Rows for a LayerNorm."""
-    return Weight(f"{key}.weight", f"{path}.scale"), Weight(f"{key}.bias", f"{path}.bias")
-
-
-def norms(names: Mapping[str, str]) -> tuple[Weight, ...]:
-    """Rows for LayerNorms: our paths by their keys."""
-    rows: list[Weight] = []
-    for key, path in names.items():
-        rows += norm(key, path)
-    return tuple(rows)
-
-
-def rows_if(exists: object, *rows: Weight) -> tuple[Weight, ...]:
-    """The rows of a part; none unless it `exists`."""
-    if exists:
-        return rows
-    return ()
-
-
 def with_change(rows: Iterable[Weight], path: str, **fields: Any) -> tuple[Weight, ...]:
     """The rows, with other values of some fields for the parameter `path`."""
     return tuple(replace(row, **fields) if row.path == path else row for row in rows)
-
-
-def head(
-    config: ModelConfig, key: str = "lm_head.weight", others: tuple[str, ...] = ()
-) -> tuple[Weight, ...]:
-    """The row of the unembedding; none if it is the embedding. `others` are as in `Weight`."""
-    if config.tied_embeddings:
-        return ()
-    return (Weight(key, "head.table", prefixed=False, others=others),)
-
-
-@dataclass(frozen=True)
-class Family:
-    """One `model_type`.
-
-    Args:
-        name: the `model_type`.
-        models: published models of this family.
-        config_from_hf: reads a configuration with checked keys (`keys.check_keys`).
-        keys: the keys read by `config_from_hf`, beside those shared by all families.
-        architectures: classes of transformers with these weights; the first is the usual one.
-        weights: the tensors of a checkpoint.
-        prefixes: prefixes of tensors in published files.
-        ignored: matches tensors without weights.
-        has_further_layers: files may have layers behind the last one, which are skipped.
-        fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
-        aliases: other names of keys.
-        harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
-    """
-
-    name: str
-    models: str
-    config_from_hf: Callable[[HfConfig], ModelConfig]
-    keys: frozenset[str]
-    architectures: tuple[str, ...]
-    weights: Callable[[ModelConfig], tuple[Weight, ...]]
-    prefixes: tuple[str, ...]
-    ignored: re.Pattern[str]
-    has_further_layers: bool = False
-    fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    harmless: frozenset[str] = frozenset()

@@ -1,18 +1,17 @@
 """The keys of a config.json: those with one supported value, those without effect, and the refusal of all others.
 
-A family has the table of its own keys (`Family.keys`). Every other key must be in a table of this module. So no key
-with an effect on the arithmetic is ignored.
+A key that a family has a reader for is known (`Family.keys`). Every other key must be in a table of this module. So no
+key with an effect on the arithmetic is ignored.
 """
 
 from collections.abc import Mapping, Sequence
 
-from orca_jax.model.families.base import Family, words
+from orca_jax.model.families.base import words
+from orca_jax.model.families.family import SHARED, Family
 from orca_jax.model.families.values import HfConfig, is_same, refusal
 from orca_jax.values.checks import closest, short
+from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
-
-SHARED = words("model_type architectures auto_map tie_word_embeddings eos_token_id bos_token_id")
-"""Keys that are read for every family."""
 
 FIXED: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
@@ -166,3 +165,14 @@ def resolve_aliases(hf: HfConfig, family: Family) -> HfConfig:
             raise ConfigError(message, param=alias)
         resolved[key] = value
     return resolved
+
+
+def read_text(text: HfConfig, family: Family) -> ModelConfig:
+    """Read the configuration of texts; raises `ConfigError`, which says where the key is."""
+    try:
+        check_keys(text, family)
+        return family.config_from_hf(resolve_aliases(text, family))
+    except ConfigError as error:
+        raise ConfigError(
+            error.message.replace("json:", "json: text_config:", 1), param=error.param
+        ) from None

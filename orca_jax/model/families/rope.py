@@ -21,6 +21,7 @@ from orca_jax.model.families.values import (
     refusal,
 )
 from orca_jax.values.checks import short
+from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import RopeConfig
 
@@ -162,11 +163,12 @@ def _part(hf: HfConfig, part: str, default: Scaling, notes: frozenset[str]) -> t
     return "rope_parameters", own
 
 
-def check_no_scaling(hf: HfConfig) -> None:
-    """Raise ConfigError for `rope_scaling`, in families of which transformers reads `rope_parameters` alone."""
+def no_scaling(hf: HfConfig, config: ModelConfig) -> Mapping[str, Any]:
+    """No fields; `rope_scaling` is refused, in families of which transformers reads `rope_parameters` alone."""
     if hf.get("rope_scaling") is not None:
         problem = "has no effect in transformers: use rope_parameters"
         raise refusal("rope_scaling", problem, hf["rope_scaling"])
+    return {}
 
 
 def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:

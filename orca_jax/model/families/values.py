@@ -61,23 +61,6 @@ def get_count(hf: HfConfig, key: str, default: int) -> int:
     return _integer(hf, key, default, 0, "must be an integer from 0 to 2**31 - 1")
 
 
-def get_equal_heads(
-    hf: HfConfig, heads_key: str, heads: int, embed_key: str, embed: int
-) -> tuple[int, int]:
-    """The number of heads and the embedding, of which each head has an equal part. The numbers are defaults.
-
-    Raises:
-        ConfigError: a value is invalid, or the heads do not divide the embedding. The error names the key.
-    """
-    embed = get_int(hf, embed_key, embed)
-    heads = get_int(hf, heads_key, heads)
-    if embed % heads:
-        raise ConfigError(
-            f"config.json: {heads_key} {heads} does not divide {embed_key} {embed}", param=heads_key
-        )
-    return heads, embed
-
-
 def _integer(hf: HfConfig, key: str, default: int | None, least: int, problem: str) -> int:
     value = hf.get(key)
     if value is None:

@@ -1,21 +1,17 @@
 """Reading of sliding windows and of `layer_types`: windows of all layers, and patterns of layers of several kinds."""
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any
 
+from orca_jax.model.families.fields import Fields, Reader
+from orca_jax.model.families.rope import RopeRules, read_rope
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
-
-QWEN_KEYS = frozenset({"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"})
-"""The keys read by `windows_of_qwen`."""
+from orca_jax.values.config import ModelConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
-
-class Windows(NamedTuple):
-    """The window of a model, and the layers that have it, as in `ModelConfig`."""
-
-    sliding_window: int | None
-    window_pattern: tuple[bool, ...] = (True,)
+WindowPattern = tuple[bool, ...] | Callable[[HfConfig, ModelConfig], tuple[bool, ...]]
+"""The layers with a window, which are repeated, or their reader."""
 
 
 def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int | None:
@@ -35,66 +31,76 @@ def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int 
     return window if window < max_positions else None
 
 
-def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int, first: int = 28) -> Windows:
-    """The windows of a Qwen: layers from `max_window_layers` on, or those named in `layer_types`, have one.
+def window(default: int | None) -> Reader:
+    """A reader of the window of all layers; `default` is the window without a key."""
+    return lambda hf, config: {"sliding_window": window_of_all(hf, default, config.max_positions)}
+
+
+def windows_of_qwen(first: int = 28) -> Reader:
+    """A reader of the windows of a Qwen: of layers from `max_window_layers` on, or by `layer_types`.
 
     `first` is the default of `max_window_layers`.
-
-    Raises:
-        ConfigError: a value is invalid. The error names the key.
     """
-    window = window_of_all(hf, 4096, max_positions)
-    is_used = get_bool(hf, "use_sliding_window", False)
-    first = get_count(hf, "max_window_layers", first)
-    pattern = _pattern_of_types(
-        hf, num_layers, has_window=is_used and hf.get("sliding_window", 4096) is not None
-    )
-    if pattern is None:
-        if not is_used or first >= num_layers or window is None:
-            return Windows(None)
-        pattern = num_layers * (True,)
-        pattern = (False,) * first + pattern[first:]
-    if window is None or not any(pattern):
-        return Windows(None)
-    if all(pattern):
-        return Windows(window)
-    return Windows(window, pattern)
+
+    def read(hf: HfConfig, config: ModelConfig) -> Fields:
+        """Read the fields; raises `ConfigError`, which names the key."""
+        number = config.num_layers
+        window = window_of_all(hf, 4096, config.max_positions)
+        is_used = get_bool(hf, "use_sliding_window", False)
+        start = get_count(hf, "max_window_layers", first)
+        has_window = is_used and hf.get("sliding_window", 4096) is not None
+        pattern = _pattern_of_types(hf, number, has_window=has_window)
+        if pattern is None:
+            pattern = tuple(is_used and layer >= start for layer in range(number))
+        if window is None or not any(pattern):
+            return {}
+        if all(pattern):
+            return {"sliding_window": window}
+        return {"sliding_window": window, "window_pattern": pattern}
+
+    return read
 
 
-def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: int) -> Windows:
-    """The windows of a Gemma: those of `layer_types`, or of all layers but the last one of each `period`.
+def windows(pattern: WindowPattern, default: int | None = 4096) -> Reader:
+    """A reader of the windows of `layer_types`, or else of the layers of `pattern`; `default` is that of the window."""
 
-    Raises:
-        ConfigError: a value is invalid. The error names the key.
-    """
-    return windows_of_pattern(hf, num_layers, max_positions, all_but_each(period, num_layers))
+    def read(hf: HfConfig, config: ModelConfig) -> Fields:
+        """Read the fields; raises `ConfigError`, which names the key."""
+        usual = pattern(hf, config) if callable(pattern) else pattern
+        window = window_of_all(hf, default, config.max_positions)
+        has_window = hf.get("sliding_window", default) is not None
+        found = _pattern_of_types(hf, config.num_layers, has_window=has_window)
+        if found is None and any(usual) and not has_window:
+            raise refusal(
+                "sliding_window", "must be a positive integer for layers with a window", None
+            )
+        return {"sliding_window": window, "window_pattern": found or usual}
+
+    return read
 
 
-def all_but_each(period: int, num_layers: int) -> tuple[bool, ...]:
-    """The pattern of windows in all layers but the last one of each `period`."""
-    if period > num_layers:
-        return (True,)
-    return (True,) * (period - 1) + (False,)
+def all_but_each(period: int, key: str | None = None) -> WindowPattern:
+    """All layers but the last one of each period, whose length may have a key."""
+
+    def read(hf: HfConfig, config: ModelConfig) -> tuple[bool, ...]:
+        length = period if key is None else get_int(hf, key, period)
+        if length > config.num_layers:
+            return (True,)
+        return (True,) * (length - 1) + (False,)
+
+    return read
 
 
-def windows_of_pattern(
-    hf: HfConfig,
-    num_layers: int,
-    max_positions: int,
-    pattern: tuple[bool, ...],
-    default: int | None = 4096,
-) -> Windows:
-    """The windows of `layer_types`, or else of the layers of `pattern`, which is repeated.
+def windowed_rope(rules: RopeRules) -> Reader:
+    """A reader of the rotary positions of layers with a window."""
+    return lambda hf, config: {
+        "windowed_rope": read_rope(hf, config.head_dim, config.max_positions, rules)[0]
+    }
 
-    Raises:
-        ConfigError: a value is invalid. The error names the key.
-    """
-    window = window_of_all(hf, default, max_positions)
-    has_window = hf.get("sliding_window", default) is not None
-    found = _pattern_of_types(hf, num_layers, has_window=has_window)
-    if found is None and any(pattern) and not has_window:
-        raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
-    return Windows(window, found or pattern)
+
+def rotated_windows(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The field of models in which only layers with a window have positions."""
+    return {"rope_pattern": config.window_pattern}
 
 
 def _pattern_of_types(

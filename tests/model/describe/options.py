@@ -10,10 +10,3 @@ QWEN2_MOE: dict[str, Any] = {"model_type": "qwen2_moe"}
 QWEN3_MOE: dict[str, Any] = {"model_type": "qwen3_moe"}
 GEMMA2: dict[str, Any] = {"model_type": "gemma2"}
 GEMMA3: dict[str, Any] = {"model_type": "gemma3_text"}
-
-NEEDED: dict[str, dict[str, Any]] = {
-    "glm4_moe": {"head_dim": 128},
-    "glm4v_moe": {"text_config": {"head_dim": 128}},
-    "lfm2_moe": {"layer_types": 32 * ["conv"]},
-}
-"""The keys that a config.json of a family needs, because the other defaults do not fit together, or lack one."""

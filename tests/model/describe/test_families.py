@@ -1,17 +1,33 @@
 """The options of each family give the numbers of the decoder, as in transformers."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Family
-from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
+from orca_jax.model.families.family import SHARED, AskedConfig, Family
+from orca_jax.model.families.images.texts import IMAGE_TEXTS
+from orca_jax.model.families.keys import FIXED, HARMLESS, resolve_aliases
+from orca_jax.model.families.types import TYPES
 from orca_jax.model.stages import LayerSpan, of_span
 from orca_jax.values.errors import ConfigError
-from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, NEEDED, QWEN2
+from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, QWEN2
+from tests.model.recorded import record
+from tests.model.saved.record import load as load_saved
+
+NOT_RECORDED = {"kimi_k2"}
+
+
+@cache
+def records() -> dict[str, list[dict[str, Any]]]:
+    """Configurations of transformers, by the name of a record."""
+    found = {name: [model.config for model in record.load(name)] for name in record.names()}
+    for kind, saved in load_saved().items():
+        found[f"saved {kind}"] = [saved.default, saved.config]
+    return found
 
 
 def test_windows() -> None:
@@ -120,23 +136,34 @@ def test_of_a_model_for_images_the_texts_are_read() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_the_table_of_a_family_has_the_keys_that_it_reads(family: Family) -> None:
-    read: set[str] = set()
+def test_a_family_asks_for_its_keys_whatever_their_values_are(family: Family) -> None:
+    """A key that the least configuration is not asked for would be refused as unknown in another one."""
+    recorded = records()
+    found: list[dict[str, Any]] = []
+    for configs in recorded.values():
+        found += [config for config in configs if config["model_type"] == family.name]
+    for config in found:
+        asked = AskedConfig(resolve_aliases(config, family))
+        try:
+            family.config_from_hf(asked)
+        except ConfigError:
+            continue  # a default configuration whose values do not fit together
+        assert asked.asked - SHARED <= family.keys
+    assert found or family.name in NOT_RECORDED
 
-    class Recorder(dict[str, Any]):
-        def get(self, key: str, default: Any = None) -> Any:
-            read.add(key)
-            return super().get(key, default)
 
-    family.config_from_hf(
-        Recorder(model_type=family.name, **NEEDED.get(family.name, {"text_config": {}}))
-    )
-    assert read - SHARED == family.keys
+def test_each_row_is_a_family() -> None:
+    """But those of texts, which only models for images and texts name."""
+    assert {*TYPES} == {*FAMILIES, *(family.name for family in IMAGE_TEXTS)}
+    assert all(row.models and row.classes for row in TYPES.values())
+
+
+def test_no_key_has_two_meanings() -> None:
     harmless = [key for keys in HARMLESS.values() for key in keys]
     assert len(harmless) == len(set(harmless))
-    assert not set(harmless) & (
-        SHARED | FIXED.keys() | family.keys | family.fixed.keys() | family.aliases.keys()
-    )
+    for family in FAMILIES.values():
+        of_family = family.keys | family.fixed.keys() | family.aliases.keys()
+        assert not set(harmless) & (SHARED | FIXED.keys() | of_family)
 
 
 def test_gpt2_has_two_names_for_its_sizes() -> None:

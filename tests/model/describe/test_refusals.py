@@ -6,7 +6,7 @@ import pytest
 
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Family
+from orca_jax.model.families.family import Family
 from orca_jax.model.families.keys import FIXED
 from orca_jax.values.errors import ConfigError
 from tests.model.describe.options import (
@@ -15,7 +15,6 @@ from tests.model.describe.options import (
     GPT2,
     LLAMA,
     MIXTRAL,
-    NEEDED,
     QWEN2,
     QWEN2_MOE,
     QWEN3_MOE,
@@ -268,7 +267,6 @@ LISTS = (
 def test_malformed_values_are_refused_by_name(family: Family) -> None:
     """Values of another type are never converted, and never lead to an error of Python."""
     optional = {"per_layer_config", "rope_parameters", "rope_scaling", "text_config"}
-    texts = {"text_config": {}} if "text_config" in family.keys else NEEDED.get(family.name, {})
     known = family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}
     for key in sorted(known - family.harmless):
         bad = [0, 1, 2.0] if key in BOOLEANS else [True, False, *([] if key in COUNTS else [0])]
@@ -286,7 +284,7 @@ def test_malformed_values_are_refused_by_name(family: Family) -> None:
             with pytest.raises(
                 ConfigError, match=f"config.json.*{key}|{key}.*config.json"
             ) as caught:
-                config_from_hf({"model_type": family.name, **texts, key: value})
+                config_from_hf({"model_type": family.name, **family.needed, key: value})
             assert len(caught.value.message) < 400
 
 

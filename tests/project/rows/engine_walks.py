@@ -117,30 +117,13 @@ class ShortestPrompt(KeyOrdering):
 FAMILY = Walk(
     "a model family",
     (
-        Edit(
-            "orca_jax/model/families/dense/knotted.py",
-            '''"""Knotted: a Llama whose head is the embedding unless its file says otherwise."""
-
-from typing import Any
-
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.values import HfConfig
-from orca_jax.values.config import ModelConfig
-
-
-def _nothing(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    return {}
-
-
-KNOTTED = near_llama("knotted", "Knotted", "Knotted", LlamaShape(is_tied=True), _nothing)
-''',
-        ),
         after(
-            "orca_jax/model/families/__init__.py",
-            "from orca_jax.model.families.dense.hunyuan import HUNYUAN_V1_DENSE",
-            "from orca_jax.model.families.dense.knotted import KNOTTED\n",
+            "orca_jax/model/families/types.txt",
+            "kimi_k25                     -     -      -   -    -   -        -    -"
+            "          -        -    -  Kimi_K25*: Kimi K2.5, for texts alone",
+            "knotted=llama                -     -      -   -    -   -        -    -"
+            "          -        - tied  Knotted: Knotted\n",
         ),
-        after("orca_jax/model/families/__init__.py", "    IQUESTCODER,", "    KNOTTED,\n"),
         Edit(
             "tests/model/recorded/configs/dense.py",
             '''def knotted(draw: Random, number: int) -> Config:

@@ -8,18 +8,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, rows_if, words
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.values import (
-    HfConfig,
-    get_bool,
-    get_count,
-    get_int,
-    get_optional_float,
-    refusal,
-)
-from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, number_or_none, root_of_width
+from orca_jax.model.families.names import BOTH_NORMS
+from orca_jax.model.families.rope import RopeRules, no_scaling, read_rope
+from orca_jax.model.families.shape import LlamaShape
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
+from orca_jax.model.families.windows import windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import (
     SHARED_MIXERS,
@@ -30,13 +25,13 @@ from orca_jax.values.layer_config import (
     WideConfig,
 )
 
-_LOCAL = rope.RopeRules(
+_LOCAL = RopeRules(
     theta_key=None,
     part="sliding_attention",
     default={"rope_theta": 10_000.0},
     kinds=("default", "linear"),
 )
-_WIDE = rope.RopeRules(
+_WIDE = RopeRules(
     theta_key=None,
     part="full_attention",
     default={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -47,28 +42,14 @@ _MIXERS: dict[bool, MixerName] = {True: "attention", False: "wide_attention"}
 _SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_MIXERS.items()}
 
 
-def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    fields = {**_attention(hf, config, 512), **_mixture(hf, config), **_inputs(hf, config)}
-    sharing = fields.get("key_sharing")
-    if "experts" in fields and sharing is not None and sharing.mlp_dim != config.mlp_dim:
-        raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
-    return fields
-
-
-def _unified(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    return _attention(hf, config, 1024)
-
-
-def _attention(hf: HfConfig, config: ModelConfig, window: int) -> dict[str, Any]:
-    """The fields of a model without inputs of layers and experts; `window` is the default of `sliding_window`."""
+def _attention(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The fields of a model without inputs of layers and experts."""
     layers = config.num_layers
-    rope.check_no_scaling(hf)
-    windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), window)
-    found = windows.window_pattern
+    found = config.window_pattern
     # the last one never has it
     has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)
     sizes = _wide_sizes(hf, config, [layer for layer in range(layers) if not has_window[layer]])
-    positions, _ = rope.read_rope(hf, sizes.head_dim, config.max_positions, _WIDE)
+    positions, _ = read_rope(hf, sizes.head_dim, config.max_positions, _WIDE)
     mixers = [_MIXERS[windowed] for windowed in has_window]
     num_shared = get_count(hf, "num_kv_shared_layers", 0)
     own = mixers[: max(0, layers - num_shared)]
@@ -81,25 +62,16 @@ def _attention(hf: HfConfig, config: ModelConfig, window: int) -> dict[str, Any]
     is_double = get_bool(hf, "use_double_wide_mlp", False)
     sharing = KeySharing(num_shared, (1 + is_double) * config.mlp_dim)
     return {
-        **llama.attention_biases(hf),
-        "sliding_window": windows.sliding_window,
         "window_pattern": has_window,
         "rope": replace(positions, rotated_dim=sizes.head_dim),
         "windowed_rope": config.rope,
         "mixer_pattern": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
         "key_sharing": sharing if num_shared else None,
         "wide": sizes,
-        "layer_scale": True,
-        "qk_norm": "head",
-        "value_norm": True,
-        "residual": "both_norms",
-        "attention_scale": 1.0,
-        "embedding_scale": config.embed_dim**0.5,
-        "logit_soft_cap": get_optional_float(hf, "final_logit_softcapping"),
     }
 
 
-def _inputs(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _inputs(hf: HfConfig, config: ModelConfig) -> Fields:
     """The field for inputs of layers beside the stream, if there are some."""
     width = get_count(hf, "hidden_size_per_layer_input", 256)
     rows = get_int(hf, "vocab_size_per_layer_input", 262144)
@@ -112,7 +84,7 @@ def _inputs(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     return {"layer_inputs": LayerInputs(width, rows)}
 
 
-def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _mixture(hf: HfConfig, config: ModelConfig) -> Fields:
     """The fields for experts beside the MLPs, if there are some."""
     keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
     given = [get_int(hf, key) for key in keys if hf.get(key) is not None]
@@ -123,6 +95,9 @@ def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     count, per_token, width = given
     if per_token > count:
         raise refusal("top_k_experts", f"must be at most num_experts {count}", per_token)
+    sharing = config.key_sharing
+    if sharing is not None and sharing.mlp_dim != config.mlp_dim:
+        raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
     return {"mlp_dim": width, "experts": ExpertsConfig(count, per_token, beside_dim=config.mlp_dim)}
 
 
@@ -168,146 +143,77 @@ def _same_sizes(by_layer: Any, wide_layers: list[int]) -> dict[str, Any] | None:
     return first
 
 
-def _of_attention(config: ModelConfig, mixer: MixerName) -> tuple[Weight, ...]:
-    """The weights of the layers with a mixer. Some have no values, or neither keys nor values."""
-    missing: tuple[str, ...] = ()
-    if mixer in SHARED_MIXERS:
-        missing = ("blocks.attention.key", "blocks.attention.value")
-    elif config.wide is not None and config.wide.keys_are_values and mixer == "wide_attention":
-        missing = ("blocks.attention.value",)
-    rows = llama.attention_weights(config)
-    return tuple(
-        replace(row, path=row.path.replace("attention", mixer))
-        for row in rows
-        if not row.path.startswith(missing)
-    )
-
-
-def _of_mixture(config: ModelConfig, mlp: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """The weights of an MLP and of the experts beside it."""
-    layer = "layers.{layer}"
-    ours = "blocks.mlp"
-    halves = (config.mlp_dim,) * 2
-    norms = {
-        "post_feedforward_layernorm_1.weight": "dense_norm",
-        "pre_feedforward_layernorm_2.weight": "in_norm",
-        "post_feedforward_layernorm_2.weight": "out_norm",
-        "router.scale": "router_norm",
-    }
-    return (
-        *(replace(row, path=row.path.replace("mlp", "mlp.dense")) for row in mlp),
-        *(Weight(f"{layer}.{theirs}", f"{ours}.{name}.scale") for theirs, name in norms.items()),
-        Weight(f"{layer}.router.proj.weight", f"{ours}.mlp.router", transpose=True),
-        Weight(f"{layer}.router.per_expert_scale", f"{ours}.mlp.factors"),
-        *(
-            Weight(
-                f"{layer}.experts.gate_up_proj[{{expert}}]",
-                f"{ours}.mlp.{name}",
-                transpose=True,
-                part=JoinedPart(index, halves),
-            )
-            for index, name in enumerate(("gate", "up"))
-        ),
-        Weight(f"{layer}.experts.down_proj[{{expert}}]", f"{ours}.mlp.down", transpose=True),
-    )
-
-
-def weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    layer = "layers.{layer}"
-    mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
-    others = [replace(row, path=row.path.replace("mlp", "dense_mlp")) for row in mlp]
-    if config.experts is not None:
-        mlp = _of_mixture(config, mlp)
-    attention: list[Weight] = []
-    for mixer in config.mixers:
-        attention += _of_attention(config, mixer)
-    inputs = (
-        Weight("embed_tokens_per_layer.weight", "layer_inputs.table.table"),
-        Weight(
-            "per_layer_model_projection.weight", "layer_inputs.projection.kernel", transpose=True
-        ),
-        Weight("per_layer_projection_norm.weight", "layer_inputs.norm.scale"),
-        Weight(
-            f"{layer}.per_layer_input_gate.weight", "blocks.layer_input.gate.kernel", transpose=True
-        ),
-        Weight(
-            f"{layer}.per_layer_projection.weight",
-            "blocks.layer_input.projection.kernel",
-            transpose=True,
-        ),
-        Weight(f"{layer}.post_per_layer_input_norm.weight", "blocks.layer_input.norm.scale"),
-    )
-    return (
-        *llama.outer_weights(config),
-        *attention,
-        *mlp,
-        *rows_if(config.other_mlps[0], *others),
-        *rows_if(config.layer_inputs, *inputs),
-        Weight(f"{layer}.layer_scalar", "blocks.layer_scale"),
-    )
-
-
-_NEAR: dict[str, Any] = {
-    "prefixes": ("model.", "model.language_model.", "language_model.model.", ""),
-    # Published files repeat the keys and values of layers that read those of others.
-    "ignored": re.compile(
-        r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"
-    ),
-}
 _SHAPE = LlamaShape(
-    activation="gelu_pytorch_tanh",
-    rules=_LOCAL,
-    is_tied=True,
-    activation_key="hidden_activation",
+    activation="gelu_pytorch_tanh", rules=_LOCAL, activation_key="hidden_activation"
 )
-_KEYS = words(
-    "attention_bias attention_k_eq_v final_logit_softcapping global_head_dim layer_types num_global_key_value_heads "
-    "num_kv_shared_layers per_layer_config sliding_window use_double_wide_mlp"
+_COMMON: Fields = {
+    "layer_scale": True,
+    "qk_norm": "head",
+    "value_norm": True,
+    "residual": "both_norms",
+    "attention_scale": 1.0,
+    "logit_soft_cap": number_or_none("final_logit_softcapping"),
+}
+_PATTERN = (*(True,) * 5, False)
+_NAMES = (
+    BOTH_NORMS
+    + """
+    embed_tokens_per_layer              layer_inputs.table
+    per_layer_model_projection          layer_inputs.projection
+    per_layer_projection_norm           layer_inputs.norm
+    per_layer_input_gate                layer_input.gate
+    per_layer_projection                layer_input.projection
+    post_per_layer_input_norm           layer_input.norm
+    layer_scalar                        layer_scale
+    post_feedforward_layernorm_1        beside.dense_norm
+    {pre,post}_feedforward_layernorm_2  beside.{in,out}_norm
+    router.scale                        beside.router_norm.scale
+    router.per_expert_scale             beside.factors
+    router.proj                         experts.router
+    experts.gate_up_proj[{expert}]      experts.{gate,up}
+    experts.down_proj[{expert}]         experts.down
+"""
 )
 _CAUSAL = {"use_bidirectional_attention": (None, "vision")}
-
-
-def _gemma4(family: Family) -> Family:
-    """The family without `rope_theta`, which transformers does not read."""
-    return replace(family, keys=family.keys - {"rope_theta"})
-
-
-GEMMA4_TEXT = _gemma4(
-    near_llama(
-        "gemma4_text",
-        "Gemma 4, for texts alone",
-        "Gemma4",
-        _SHAPE,
-        _fields,
-        _KEYS
-        | words(
-            "enable_moe_block hidden_size_per_layer_input moe_intermediate_size num_experts top_k_experts "
-            "vocab_size_per_layer_input"
-        ),
-        weights,
-        fixed=_CAUSAL,
-        harmless=frozenset({"hidden_act"}),
-        architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
-        **_NEAR,
-    )
+GEMMA4_TEXT = Family(
+    "gemma4_text",
+    (
+        ATTENTION_BIASES,
+        windows(_PATTERN, 512),
+        no_scaling,
+        _attention,
+        root_of_width(),
+        _COMMON,
+        _mixture,
+        _inputs,
+    ),
+    _NAMES,
+    shape=_SHAPE,
+    prefixes=("model.", "model.language_model.", "language_model.model.", ""),
+    # Published files repeat the keys and values of layers that read those of others.
+    ignored=re.compile(
+        r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"
+    ),
+    fixed=_CAUSAL,
+    unread="hidden_act",
 )
-GEMMA4_UNIFIED_TEXT = _gemma4(
-    near_llama(
-        "gemma4_unified_text",
-        "Gemma 4 12B, for texts alone",
-        "Gemma4Unified",
-        _SHAPE,
-        _unified,
-        _KEYS,
-        weights,
+GEMMAS4 = (
+    GEMMA4_TEXT,
+    replace(
+        GEMMA4_TEXT,
+        name="gemma4_unified_text",
+        fields=(
+            ATTENTION_BIASES,
+            windows(_PATTERN, 1024),
+            no_scaling,
+            _attention,
+            root_of_width(),
+            _COMMON,
+        ),
         fixed={
             **_CAUSAL,
             "enable_moe_block": (False, None),
             "hidden_size_per_layer_input": (0, None),
         },
-        harmless=frozenset({"hidden_act"}),
-        architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedTextModel"),
-        **_NEAR,
-    )
+    ),
 )

@@ -1,93 +1,91 @@
-"""Families near GPT-2 and OPT, with learned positions: StarCoder 1, GPT-Neo and BioGPT; and StarCoder 2 with a rope."""
+"""Families near GPT-2 and OPT, with learned positions and LayerNorm; and GPT-NeoX and StarCoder 2 with a rope."""
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from orca_jax.model.families import gpt2, llama, opt
-from orca_jax.model.families.base import (
-    Family,
-    JoinedPart,
-    Weight,
-    head,
-    linear,
-    linears,
-    norm,
-    norms,
-)
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import Fields, attention_biases, either, flag, root_of_width
+from orca_jax.model.families.rope import RopeRules, read_rope
+from orca_jax.model.families.shape import GPTShape, LlamaShape
 from orca_jax.model.families.values import HfConfig, get_activation, get_bool, get_int, refusal
-from orca_jax.model.families.windows import window_of_all
+from orca_jax.model.families.windows import window
 from orca_jax.values.config import ModelConfig
+from orca_jax.values.errors import ConfigError
 
 _LOCAL, _GLOBAL = "local", "global"
-_NEO_KEYS = gpt2.GPTKeys(
-    ("num_heads", 16),
-    ("hidden_size", 2048),
-    ("num_layers", 24),
-    ("intermediate_size", None),
-    ("max_position_embeddings", 2048),
-    ("activation_function", "gelu_new"),
-    50257,
+_GPT2_SHAPE = GPTShape(
+    "n_head n_embd n_layer n_inner n_positions activation_function",
+    "gelu_new",
     "layer_norm_epsilon",
 )
-_BIOGPT_KEYS = gpt2.GPTKeys(
-    ("num_attention_heads", 16),
-    ("hidden_size", 1024),
-    ("num_hidden_layers", 24),
-    ("intermediate_size", 4096),
-    ("max_position_embeddings", 1024),
-    ("hidden_act", "gelu"),
-    42384,
+_NEO_SHAPE = GPTShape(
+    "num_heads hidden_size num_layers intermediate_size max_position_embeddings activation_function",
+    "gelu_new",
+    "layer_norm_epsilon",
 )
+_USUAL = (
+    "num_attention_heads hidden_size num_hidden_layers intermediate_size max_position_embeddings"
+)
+_OPT_SHAPE = GPTShape(
+    "num_attention_heads hidden_size num_hidden_layers ffn_dim max_position_embeddings activation_function",
+    "relu",
+)
+_NEOX_ROPE = RopeRules(theta_key="rotary_emb_base", share_key="rotary_pct", share=0.25)
+_OF_GPT2 = """
+    wte                     embedding
+    wpe                     positions
+    ln_f                    final_norm
+    lm_head                 head
+    h.{layer}               blocks
+    ln_{1,2}                {attention,mlp}_norm
+    attn.c_attn             attention.{query,key,value}
+    attn.c_proj             attention.out
+    mlp.c_{fc,proj}         mlp.{up,down}
+"""
+_OF_OPT = """
+    embed_tokens                        embedding
+    embed_positions                     positions    skips=2
+    final_layer_norm                    final_norm
+    lm_head                             head
+    layers.{layer}                      blocks
+    self_attn_layer_norm                attention_norm
+    final_layer_norm                    mlp_norm
+    self_attn.{q,k,v,out}_proj          attention.{query,key,value,out}
+    fc{1,2}                             mlp.{up,down}
+"""
+_GPT2_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_IN_TRANSFORMER = ("transformer.", "")
+# causal masks of old checkpoints
+_MASKS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
 
 
-def bigcode_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of StarCoder 1; raises `ConfigError` as `gpt2.read_shape` does."""
-    activation = get_activation(hf, "activation_function", "gelu_pytorch_tanh")
-    config = replace(gpt2.config_from_hf(hf), family="gpt_bigcode", activation=activation)
+def _bigcode(hf: HfConfig, config: ModelConfig) -> Fields:
+    fields: dict[str, Any] = {}
     if get_bool(hf, "multi_query", True):
-        config = replace(config, num_kv_heads=1)
+        fields["num_kv_heads"] = 1
     if not get_bool(hf, "scale_attn_weights", True):
-        config = replace(config, attention_scale=1.0)
-    return config
+        fields["attention_scale"] = 1.0
+    return {**fields, "activation": get_activation(hf, "activation_function", "gelu_pytorch_tanh")}
 
 
-def bigcode_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters. One tensor has queries, keys and values: of all heads, or of each head in turn."""
-    kv_heads = config.num_kv_heads // config.kv_copies
-    dim = config.head_dim
-    groups = 1 if kv_heads == 1 else config.num_heads
-    sizes = (config.num_heads * dim // groups, dim, dim)
-    layer = "h.{layer}"
-    rows: list[Weight] = []
-    for index, name in enumerate(("query", "key", "value")):
-        joined = linear(f"{layer}.attn.c_attn", f"blocks.attention.{name}", bias=True)
-        rows += [replace(row, part=JoinedPart(index, sizes, groups)) for row in joined]
-    return (
-        *rows,
-        *linear(f"{layer}.attn.c_proj", "blocks.attention.out", bias=True),
-        *_beside_attention(config),
-    )
-
-
-def neo_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of GPT-Neo; raises `ConfigError` as `gpt2.read_shape` does."""
-    config = gpt2.read_shape(hf, "gpt_neo", _NEO_KEYS)
+def _neo(hf: HfConfig, config: ModelConfig) -> Fields:
     window = get_int(hf, "window_size", 256)
     kinds = _kinds(hf, config.num_layers)
-    return replace(
-        config,
-        attention_bias=False,
-        attention_scale=1.0,
-        sliding_window=window if window < config.max_positions else None,
-        window_pattern=tuple(kind == _LOCAL for kind in kinds),
-    )
+    return {
+        "attention_bias": False,
+        "attention_scale": 1.0,
+        "sliding_window": window if window < config.max_positions else None,
+        "window_pattern": tuple(kind == _LOCAL for kind in kinds),
+    }
 
 
 def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
-    """The kind of each layer: those of `attention_types`, pairs of some kinds and the number of their repetitions."""
+    """The kind of each layer. `attention_types` has pairs of some kinds and the number of their repetitions."""
     types: Any = hf.get("attention_types")
     if types is None and num_layers == 24:
         types = [[[_GLOBAL, _LOCAL], num_layers // 2]]
@@ -109,124 +107,121 @@ def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
     return kinds
 
 
-def neo_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    attention = "h.{layer}.attn.attention"
-    qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
-    return (
-        *linears(qkv, attention, "blocks.attention"),
-        *linear(f"{attention}.out_proj", "blocks.attention.out", bias=True),
-        *_beside_attention(config),
-    )
+def _opt(hf: HfConfig, config: ModelConfig) -> Fields:
+    width = get_int(hf, "word_embed_proj_dim", config.embed_dim)
+    if width != config.embed_dim:
+        message = (
+            f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size "
+            f"{config.embed_dim}"
+        )
+        raise ConfigError(message, param="word_embed_proj_dim")
+    return {}
 
 
-def _beside_attention(config: ModelConfig) -> tuple[Weight, ...]:
-    """All weights but those of attention. Matrices are [out, in], unlike those of GPT-2."""
-    return (
-        Weight("wte.weight", "embedding.table"),
-        Weight("wpe.weight", "positions.table"),
-        *norm("h.{layer}.ln_1", "blocks.attention_norm"),
-        *norm("h.{layer}.ln_2", "blocks.mlp_norm"),
-        *linear("h.{layer}.mlp.c_fc", "blocks.mlp.up", bias=True),
-        *linear("h.{layer}.mlp.c_proj", "blocks.mlp.down", bias=True),
-        *norm("ln_f", "final_norm"),
-        *head(config),
-    )
+def _neox_rope(hf: HfConfig, config: ModelConfig) -> Fields:
+    rope, longest = read_rope(hf, config.head_dim, config.max_positions, _NEOX_ROPE)
+    return {"rope": rope, "max_positions": longest}
 
 
-def biogpt_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of BioGPT; raises `ConfigError` as `gpt2.read_shape` does."""
-    config = gpt2.read_shape(hf, "biogpt", _BIOGPT_KEYS)
-    if get_bool(hf, "scale_embedding", True):
-        return replace(config, embedding_scale=config.embed_dim**0.5)
-    return config
-
-
-def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters: those of OPT, but for the last norm and the head."""
-    rows = [row for row in opt.weights(config) if not row.path.startswith(("final_norm", "head"))]
-    return *rows, *norm("layer_norm", "final_norm"), *head(config, "output_projection.weight")
-
-
-def _starcoder2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    bias = get_bool(hf, "use_bias", True)
-    return {
-        "norm": "layernorm",
-        "gated_mlp": False,
-        **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias"), bias),
-        "sliding_window": window_of_all(hf, None, config.max_positions),
-    }
-
-
-def starcoder2_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    names = {"layers.{layer}.input_layernorm": "blocks.attention_norm", "norm": "final_norm"}
-    names["layers.{layer}.post_attention_layernorm"] = "blocks.mlp_norm"
-    return (
-        Weight("embed_tokens.weight", "embedding.table"),
-        *norms(names),
-        *llama.attention_weights(config),
-        *linear("layers.{layer}.mlp.c_fc", "blocks.mlp.up", bias=config.mlp_bias),
-        *linear("layers.{layer}.mlp.c_proj", "blocks.mlp.down", bias=config.mlp_bias),
-        *head(config),
-    )
-
-
-def _near_gpt2(
-    name: str,
-    models: str,
-    prefix: str,
-    config_from_hf: Callable[[HfConfig], ModelConfig],
-    weights: Callable[[ModelConfig], tuple[Weight, ...]],
-) -> Family:
-    return replace(
-        gpt2.GPT2,
-        name=name,
-        models=models,
-        config_from_hf=config_from_hf,
-        architectures=(f"{prefix}ForCausalLM", f"{prefix}Model"),
-        weights=weights,
-        fixed={},
-    )
-
-
-GPT_BIGCODE = replace(
-    _near_gpt2(
-        "gpt_bigcode", "StarCoder 1, SantaCoder", "GPTBigCode", bigcode_from_hf, bigcode_weights
+GPTS = (
+    Family(
+        "gpt2",
+        # matrices are [in, out]
+        names=_OF_GPT2
+        + """
+        attn.c_attn             attention.{query,key,value}     in_out
+        attn.c_proj             attention.out                   in_out
+        mlp.c_{fc,proj}         mlp.{up,down}                   in_out
+        """,
+        shape=_GPT2_SHAPE,
+        prefixes=_IN_TRANSFORMER,
+        ignored=_MASKS,
+        fixed={
+            "scale_attn_weights": (True, None),
+            "scale_attn_by_inverse_layer_idx": (False, None),
+        },
+        aliases=_GPT2_ALIASES,
     ),
-    keys=gpt2.GPT2.keys | {"multi_query", "scale_attn_weights"},
-    harmless=frozenset(
-        {"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"}
+    Family(
+        "gpt_bigcode",
+        (_bigcode,),
+        _OF_GPT2 + "attn.c_attn attention.{query,key,value} by=kv_heads",
+        shape=_GPT2_SHAPE,
+        prefixes=_IN_TRANSFORMER,
+        ignored=_MASKS,
+        aliases=_GPT2_ALIASES,
+        unread="attention_softmax_in_fp32 scale_attention_softmax_in_fp32 num_key_value_heads",
     ),
-)
-GPT_NEO = replace(
-    _near_gpt2("gpt_neo", "GPT-Neo", "GPTNeo", neo_from_hf, neo_weights),
-    keys=_NEO_KEYS.names | {"attention_layers", "attention_types", "window_size"},
-    # causal masks
-    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),
-    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-    harmless=frozenset({"embed_dropout", "resid_dropout"}),
-)
-BIOGPT = replace(
-    opt.OPT,
-    name="biogpt",
-    models="BioGPT",
-    config_from_hf=biogpt_from_hf,
-    keys=_BIOGPT_KEYS.names | {"scale_embedding"},
-    architectures=("BioGptForCausalLM", "BioGptModel"),
-    weights=biogpt_weights,
-    prefixes=("biogpt.", ""),
-    fixed={},
-    # eps is not read by transformers
-    harmless=frozenset({"activation_dropout", "layer_norm_eps", "layerdrop"}),
-)
-STARCODER2 = near_llama(
-    "starcoder2",
-    "StarCoder 2",
-    "Starcoder2",
-    LlamaShape(1e-5, "norm_epsilon", "gelu_pytorch_tanh", is_tied=True),
-    _starcoder2,
-    frozenset({"sliding_window", "use_bias"}),
-    starcoder2_weights,
-    harmless=frozenset({"embedding_dropout", "residual_dropout"}),
+    Family(
+        "gpt_neo",
+        (_neo,),
+        _OF_GPT2 + "attn.attention.{q,k,v,out}_proj attention.{query,key,value,out}",
+        shape=_NEO_SHAPE,
+        prefixes=_IN_TRANSFORMER,
+        # causal masks
+        ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),
+        aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+        unread="embed_dropout resid_dropout",
+    ),
+    Family(
+        "gpt_neox",
+        (
+            attention_biases(default=True),
+            _neox_rope,
+            {"residual": either("use_parallel_residual", True, "parallel", "pre_norm")},
+        ),
+        """
+        embed_in                                embedding
+        final_layer_norm                        final_norm
+        embed_out                               head
+        lm_head                                 head                            or
+        layers.{layer}                          blocks
+        {input,post_attention}_layernorm        {attention,mlp}_norm
+        attention.query_key_value               attention.{query,key,value}     by=heads
+        attention.dense                         attention.out
+        mlp.dense_{h_to_4h,4h_to_h}             mlp.{up,down}
+    """,
+        shape=GPTShape(f"{_USUAL} hidden_act", "gelu", "layer_norm_eps"),
+        prefixes=("gpt_neox.", ""),
+        # Causal masks and constants of old checkpoints.
+        ignored=re.compile(
+            r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
+        ),
+    ),
+    Family(
+        "opt",
+        (_opt,),
+        _OF_OPT,
+        shape=_OPT_SHAPE,
+        prefixes=("model.decoder.", "decoder.", ""),
+        ignored=re.compile(r"(model\.)?decoder\.version"),  # a note of old checkpoints
+        fixed={
+            "_remove_final_layer_norm": (False, None),
+            "do_layer_norm_before": (True, None),
+            "enable_bias": (True, None),
+            "layer_norm_elementwise_affine": (True, None),
+        },
+        unread="activation_dropout dropout init_std layerdrop",
+    ),
+    Family(
+        "biogpt",
+        (root_of_width("scale_embedding"),),
+        _OF_OPT + "layer_norm final_norm \n output_projection head",
+        shape=GPTShape(f"{_USUAL} hidden_act", "gelu"),
+        prefixes=("biogpt.", ""),
+        ignored=re.compile(r"(model\.)?decoder\.version"),
+        # eps is not read by transformers
+        unread="activation_dropout layer_norm_eps layerdrop",
+    ),
+    Family(
+        "starcoder2",
+        (
+            {"norm": "layernorm", "gated_mlp": False, "mlp_bias": flag("use_bias", True)},
+            attention_biases("use_bias", True),
+            window(None),
+        ),
+        "mlp.c_{fc,proj} mlp.{up,down}",
+        shape=LlamaShape("norm_epsilon", "gelu_pytorch_tanh"),
+        unread="embedding_dropout residual_dropout",
+    ),
 )

@@ -1,19 +1,17 @@
-"""Families that are a Llama with other defaults, biases or windows: CWM, InternLM 3, IQuest-Coder, Seed-OSS.
-
-Apertus has an MLP without a gate, whose activation has parameters.
-"""
+"""Llama, and families that differ from it in defaults, biases, windows or rotary positions."""
 
 from typing import Any
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight, linear
-from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import ATTENTION_BIASES, BIASES, Fields, flag, off
+from orca_jax.model.families.names import JOINED_GATE
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig, get_bool
-from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.model.families.shape import LlamaShape
+from orca_jax.model.families.values import HfConfig, get_int, refusal
+from orca_jax.model.families.windows import read_layer_types, window, windows, windows_of_qwen
 from orca_jax.values.config import ModelConfig
 
-_CWM_ROPE = {
+_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 1e6,
     "factor": 16.0,
@@ -21,106 +19,111 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
 }
-
-_AS_LLAMA = ("LlamaForCausalLM", "LlamaModel")  # the classes that transformers has for these types
-_APERTUS_ROPE = {
-    **_CWM_ROPE,
-    "rope_theta": 12e6,
-    "factor": 8.0,
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
-_APERTUS_NORMS = {"attention_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"}
-_XIELU = {"alpha_p": "positive", "alpha_n": "negative", "beta": "slope", "eps": "least"}
-_SCALARS = ("beta", "eps")
-
-
-def _cwm(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    windows = windows_of_pattern(
-        hf, config.num_layers, config.max_positions, (False, True, True, True), 8192
-    )
-    return {"mlp_bias": get_bool(hf, "mlp_bias", False), **windows._asdict()}
-
-
-def _biases(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    return biases(hf)
-
-
-def _seed_oss(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "attention_bias": get_bool(hf, "attention_bias", True),
-        "attention_out_bias": get_bool(hf, "attention_out_bias", False),
-        "mlp_bias": get_bool(hf, "mlp_bias", False),
-    }
-
-
-def _apertus(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    return {
-        **llama.attention_biases(hf),
-        "activation": "xielu",
-        "gated_mlp": False,
-        "qk_norm": "head",
-    }
-
-
-def _of_apertus(config: ModelConfig) -> tuple[Weight, ...]:
-    theirs = "layers.{layer}.mlp"
-    activation = [
-        Weight(f"{theirs}.act_fn.{name}", f"blocks.mlp.xielu.{ours}", is_scalar=name in _SCALARS)
-        for name, ours in _XIELU.items()
-    ]
-    return (
-        *llama.outer_weights(config, _APERTUS_NORMS),
-        *llama.attention_weights(config),
-        *linear(f"{theirs}.up_proj", "blocks.mlp.up", bias=False),
-        *linear(f"{theirs}.down_proj", "blocks.mlp.down", bias=False),
-        *activation,
-    )
-
-
-APERTUS = near_llama(
-    "apertus",
-    "Apertus 8B and 70B",
-    "Apertus",
-    LlamaShape(1e-5, activation_key=None, rules=RopeRules(theta=12e6, default=_APERTUS_ROPE)),
-    _apertus,
-    frozenset({"attention_bias"}),
-    _of_apertus,
-    fixed={"hidden_act": ("xielu", None)},
+_TEMPERED = RopeRules(
+    default=_YARN,
+    notes=frozenset({"max_position_embeddings"}),
+    temperature_key="llama_4_scaling_beta",
 )
-CWM = near_llama(
-    "cwm",
-    "CWM",
-    "Cwm",
-    LlamaShape(1e-5, rules=RopeRules(theta=1e6, default=_CWM_ROPE)),
-    _cwm,
-    frozenset({"mlp_bias", "layer_types", "sliding_window"}),
+"""Queries have a factor that grows with their positions."""
+_PHI3_ROPE = RopeRules(
+    share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope")
 )
-INTERNLM3 = near_llama(
-    "internlm3",
-    "InternLM 3",
-    "InternLM3",
-    LlamaShape(1e-5),
-    _biases,
-    BIASES,
-    architectures=(*_AS_LLAMA, "InternLM3ForCausalLM", "InternLM3Model"),
-    aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
-)
-IQUESTCODER = near_llama(
-    "iquestcoder",
-    "IQuest-Coder",
-    "IQuestCoder",
-    LlamaShape(1e-5),
-    _biases,
-    BIASES,
-    architectures=(*_AS_LLAMA, "IQuestCoderForCausalLM", "IQuestCoderModel"),
-    fixed={"clip_qkv": (None,)},
-    harmless=frozenset({"max_window_layers"}),  # of windows, which are refused
-)
-SEED_OSS = near_llama(
-    "seed_oss",
-    "Seed-OSS",
-    "SeedOss",
-    LlamaShape(),
-    _seed_oss,
-    BIASES | {"attention_out_bias"},
-    harmless=frozenset({"residual_dropout"}),
+
+
+def _in_all_layers(hf: HfConfig, config: ModelConfig) -> tuple[bool, ...]:
+    """The layers of Ministral with a window, if there is one."""
+    return (hf.get("sliding_window", 4096) is not None,)
+
+
+def _smollm3(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The layers without positions. There are no windows."""
+    layers = config.num_layers
+    period = get_int(hf, "no_rope_layer_interval", 4)
+    ropes = hf.get("no_rope_layers")
+    if ropes is None:
+        ropes = [int((layer + 1) % period != 0) for layer in range(layers)]
+    if (
+        not isinstance(ropes, list)
+        or len(ropes) != layers
+        or not all(type(each) is int and each in (0, 1) for each in ropes)
+    ):
+        raise refusal(
+            "no_rope_layers",
+            f"must be a list of {layers} numbers, 1 for a layer with positions and 0",
+            ropes,
+        )
+    read_layer_types(hf, layers, ("full_attention", "full_attention"))
+    return {"rope_pattern": tuple(map(bool, ropes))}
+
+
+LLAMAS = (
+    Family("llama", (BIASES,)),
+    Family("internlm3", (BIASES,), aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"}),
+    Family(
+        "iquestcoder",
+        (BIASES,),
+        fixed={"clip_qkv": (None,)},
+        unread="max_window_layers",  # of windows, which are refused
+    ),
+    Family(
+        "seed_oss",
+        (
+            {
+                "attention_bias": flag("attention_bias", True),
+                "attention_out_bias": flag("attention_out_bias"),
+                "mlp_bias": flag("mlp_bias"),
+            },
+        ),
+        unread="residual_dropout",
+    ),
+    Family(
+        "cwm",
+        ({"mlp_bias": flag("mlp_bias")}, windows((False, True, True, True), 8192)),
+        shape=LlamaShape(rules=RopeRules(default=_LLAMA3)),
+    ),
+    Family(
+        "smollm3",
+        (BIASES, _smollm3),
+        unread="max_window_layers",  # of windows, which are refused
+    ),
+    Family("qwen2", ({"attention_bias": True}, windows_of_qwen()), fixed=off("use_mrope")),
+    Family("qwen3", (ATTENTION_BIASES, {"qk_norm": "head"}, windows_of_qwen())),
+    Family("mistral", (window(4096),)),
+    Family("ministral", (windows(_in_all_layers),)),
+    Family("ministral3", (window(None),), shape=LlamaShape(rules=_TEMPERED)),
+    Family(
+        "phi3",
+        (window(None),),
+        f"{JOINED_GATE} self_attn.qkv_proj attention.{{query,key,value}}",
+        shape=LlamaShape(rules=_PHI3_ROPE),
+        fixed={
+            **off("attention_bias lm_head_bias mlp_bias"),
+            "full_attn_mod": (1, None),
+            "interpolate_factor": (1, None),
+        },
+    ),
+    Family(
+        "apertus",
+        (ATTENTION_BIASES, {"activation": "xielu", "gated_mlp": False, "qk_norm": "head"}),
+        """
+        {attention,feedforward}_layernorm       {attention,mlp}_norm
+        mlp.act_fn.{alpha_p,alpha_n,beta,eps}   mlp.xielu.{positive,negative,slope,least}
+        """,
+        shape=LlamaShape(
+            activation_key=None,
+            rules=RopeRules(default={**_LLAMA3, "rope_theta": 12e6, "factor": 8.0}),
+        ),
+        fixed={"hidden_act": ("xielu", None)},
+    ),
 )

@@ -5,14 +5,14 @@ Weights of the other parts, for images, sound and videos, are skipped by their n
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orca_jax.model.families.base import Family, Weight, with_change, words
-from orca_jax.model.families.keys import check_keys, resolve_aliases
+from orca_jax.model.families.base import Weight, with_change, words
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.keys import read_text
 from orca_jax.model.families.values import HfConfig, get_bool, refusal
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.errors import ConfigError
 
 _OUTER = ("eos_token_id", "bos_token_id")
 _PREFIXES = (
@@ -30,7 +30,7 @@ _PARTS = (
     "vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|vq_adaptor"
 )
 _IGNORED = rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*"
-HARMLESS = words(
+_OF_IMAGES = words(
     "adapter_layer_norm_eps alignment_intermediate_size audio_chunk_size audio_config audio_merge_size "
     "audio_token_id boa_token_id boa_token_index boi_token_id boi_token_index downsample_factor downsample_ratio "
     "eoa_token_id eoa_token_index eoi_token_id eoi_token_index ignore_index image_end_token_id "
@@ -45,78 +45,88 @@ HARMLESS = words(
 """Keys of the parts for images and sound."""
 
 
-def wrapper(
-    name: str,
-    models: str,
-    architectures: tuple[str, ...],
-    texts: Mapping[str, Family],
-    default: str,
-    *,
-    tied: bool | None = None,
-    is_flat: bool = False,
-    layers: str = "layers",
-    harmless: frozenset[str] = frozenset(),
-) -> Family:
+@dataclass(frozen=True)
+class Wrapper(Family):
     """The family of a model for images and texts.
 
-    Args:
-        name: the `model_type`.
-        models: published models.
-        architectures: classes of transformers.
+    Attributes:
         texts: the families that the part for texts may have, by the `model_type` in `text_config`.
         default: the `model_type` of a `text_config` without one.
         tied: default of `tie_word_embeddings` beside `text_config`; None: a head is tied if either of both keys says
             so.
         is_flat: the keys of the texts may be beside those of images, in old files without `text_config`.
         layers: another name of the layers in files.
-        harmless: keys without effect on texts, beside `HARMLESS`.
+        of_images: keys without effect on texts, which are not those of texts in a flat file.
     """
 
-    def config_from_hf(hf: HfConfig) -> ModelConfig:
+    texts: Mapping[str, Family] = field(default_factory=dict)
+    default: str = ""
+    tied: bool | None = None
+    is_flat: bool = False
+    layers: str = "layers"
+    of_images: frozenset[str] = frozenset()
+
+    def config_from_hf(self, hf: HfConfig) -> ModelConfig:
         """Read the part for texts of a config.json; raises `ConfigError` as the family of the texts does."""
-        text = _text(hf, HARMLESS | harmless, is_flat=is_flat)
-        kind = text.get("model_type", default)
-        if kind not in texts:
-            raise refusal(
-                "text_config", f"must have one of the model_types {', '.join(texts)}", kind
-            )
+        text = _text(hf, self.of_images, is_flat=self.is_flat)
+        kind = text.get("model_type", self.default)
+        if kind not in self.texts:
+            known = ", ".join(self.texts)
+            raise refusal("text_config", f"must have one of the model_types {known}", kind)
         whole = {**text, "model_type": kind}
-        is_tied = get_bool(hf, "tie_word_embeddings", tied or False)
-        if is_tied or tied is not None:
+        is_tied = get_bool(hf, "tie_word_embeddings", self.tied or False)
+        if is_tied or self.tied is not None:
             whole["tie_word_embeddings"] = is_tied
         whole |= {key: hf[key] for key in _OUTER if hf.get(key) is not None}
-        try:
-            check_keys(whole, texts[kind])
-            config = texts[kind].config_from_hf(resolve_aliases(whole, texts[kind]))
-        except ConfigError as error:
-            raise ConfigError(
-                error.message.replace("json:", "json: text_config:", 1), param=error.param
-            ) from None
-        return replace(config, family=name, text_family=kind)
+        config = read_text(whole, self.texts[kind])
+        return replace(config, family=self.name, text_family=kind)
 
-    def weights(config: ModelConfig) -> tuple[Weight, ...]:
-        """Checkpoint keys -> parameters of the texts. An untied head may be inside or outside of their part."""
+    def weights(self, config: ModelConfig) -> tuple[Weight, ...]:
+        """The tensors of the texts. An untied head may be inside or outside of their part."""
         rows = [
-            replace(row, others=(*row.others, row.key.replace("layers.", f"{layers}.", 1)))
-            for row in texts[config.text_family or default].weights(config)
+            replace(row, others=(*row.others, row.key.replace("layers.", f"{self.layers}.", 1)))
+            for row in self.texts[config.text_family or self.default].weights(config)
         ]
         return with_change(rows, "head.table", others=_HEADS)
 
-    ignored = sorted({family.ignored.pattern for family in texts.values()})
-    without_effect = HARMLESS | harmless
+
+def wrapper(
+    name: str,
+    texts: Mapping[str, Family],
+    harmless: str = "",
+    *,
+    default: str = "",
+    is_flat: bool = False,
+    **options: Any,
+) -> Wrapper:
+    """A `Wrapper`.
+
+    Args:
+        name: the `model_type`.
+        texts: see `Wrapper`.
+        harmless: keys without effect on texts, beside `_OF_IMAGES`.
+        default: see `Wrapper`; empty: the first of `texts`.
+        is_flat: see `Wrapper`.
+        options: other fields of `Wrapper`.
+    """
+    default = default or next(iter(texts))
+    of_images = _OF_IMAGES | words(harmless)
+    of_texts: frozenset[str] = frozenset()
     if is_flat:
-        without_effect = without_effect.union(*(family.keys for family in texts.values()))
-    return Family(
-        name=name,
-        models=f"{models}, for texts alone",
-        config_from_hf=config_from_hf,
-        keys=frozenset({"text_config"}),
-        architectures=architectures,
-        weights=weights,
+        of_texts = of_texts.union(*(family.keys for family in texts.values()))
+    ignored = sorted({family.ignored.pattern for family in texts.values()})
+    return Wrapper(
+        name,
         prefixes=_PREFIXES,
         ignored=re.compile("|".join([_IGNORED, *ignored])),
         has_further_layers=any(family.has_further_layers for family in texts.values()),
-        harmless=without_effect,
+        unread=" ".join(sorted(of_images | of_texts)),
+        needed={"text_config": texts[default].needed},
+        texts=texts,
+        default=default,
+        is_flat=is_flat,
+        of_images=of_images,
+        **options,
     )
 
 

@@ -4,16 +4,13 @@ The published files hold the experts in MXFP4. The library in C multiplies them 
 become plain weights while loading (`files/expert_stacks.py`).
 """
 
-from dataclasses import replace
-from typing import Any
-
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import JoinedPart, Weight, words
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.experts import HARMLESS, read_experts
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import Fields, attention_biases
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, refusal
-from orca_jax.model.families.windows import windows_of_pattern
+from orca_jax.model.families.shape import LlamaShape
+from orca_jax.model.families.values import HfConfig, get_float, refusal
+from orca_jax.model.families.windows import windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import GateClamp
 
@@ -27,59 +24,43 @@ _YARN = {
 }
 
 
-def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _stored(hf: HfConfig, config: ModelConfig) -> Fields:
+    """No fields; weights of another form are refused."""
     stored = hf.get("quantization_config")
-    if stored is not None and not (
-        isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
-    ):
+    is_mxfp4 = isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
+    if stored is not None and not is_mxfp4:
         raise refusal(
             "quantization_config", "must be absent or have the quant_method mxfp4", stored
         )
-    bias = get_bool(hf, "attention_bias", True)
-    experts = read_experts(hf, "num_local_experts", (128, 4), is_normalised=True)
+    return {}
+
+
+def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
     clamp = GateClamp(get_float(hf, "swiglu_limit", 7.0), get_float(hf, "swiglu_alpha", 1.702))
-    windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (True, False), 128)
-    return {
-        **windows._asdict(),
-        "attention_bias": bias,
-        "attention_out_bias": bias,
-        "attention_sinks": True,
-        "experts": replace(experts, has_biases=True, clamp=clamp),
-    }
+    options = {"has_biases": True, "clamp": clamp}
+    return Mixture("num_local_experts", (128, 4), options=options)(hf, config)
 
 
-def _weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters. Columns of gates and of the vectors beside them take turns."""
-    mlp, ours = "layers.{layer}.mlp", "blocks.mlp"
-    rows = []
-    for index, name in enumerate(("gate", "up")):
-        part = JoinedPart(index, (1, 1), config.mlp_dim)
-        rows += [
-            Weight(f"{mlp}.experts.gate_up_proj[{{expert}}]", f"{ours}.{name}", part=part),
-            Weight(f"{mlp}.experts.gate_up_proj_bias", f"{ours}.biases.{name}", part=part),
-        ]
-    return (
-        *llama.weights_beside_mlp(config),
-        Weight("layers.{layer}.self_attn.sinks", "blocks.attention.sinks"),
-        Weight(f"{mlp}.router.weight", f"{ours}.router", transpose=True),
-        Weight(f"{mlp}.router.bias", f"{ours}.router_bias"),
-        *rows,
-        Weight(f"{mlp}.experts.down_proj[{{expert}}]", f"{ours}.down"),
-        Weight(f"{mlp}.experts.down_proj_bias", f"{ours}.biases.down"),
-    )
-
-
-GPT_OSS = near_llama(
+GPT_OSS = Family(
     "gpt_oss",
-    "gpt-oss-20b and 120b",
-    "GptOss",
-    LlamaShape(1e-5, rules=RopeRules(theta=150000.0, default=_YARN)),
-    _fields,
-    words(
-        "attention_bias layer_types num_experts_per_tok num_local_experts quantization_config sliding_window "
-        "swiglu_alpha swiglu_limit"
+    (
+        _stored,
+        attention_biases(default=True),
+        _experts,
+        windows((True, False), 128),
+        {"attention_sinks": True},
     ),
-    _weights,
+    # columns of gates and of the vectors beside them take turns
+    """
+    self_attn.sinks                         attention.sinks
+    mlp.router                              experts.router
+    mlp.router.bias                         experts.router_bias
+    mlp.experts.gate_up_proj[{expert}]      experts.{gate,up}           in_out by=columns
+    mlp.experts.gate_up_proj_bias           experts.biases.{gate,up}    by=columns
+    mlp.experts.down_proj[{expert}]         experts.down                in_out
+    mlp.experts.down_proj_bias              experts.biases.down
+    """,
+    shape=LlamaShape(rules=RopeRules(default=_YARN)),
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
-    harmless=HARMLESS | {"initial_context_length"},
+    unread=OF_ROUTERS + "initial_context_length",
 )

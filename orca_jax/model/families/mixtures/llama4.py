@@ -7,17 +7,17 @@ temperature after `floor_scale` tokens. Texts are at most as long as neither has
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight, paired, rows_if, words
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
+from orca_jax.model.families.experts import OF_ROUTERS, Mixture, dense_layers
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import ATTENTION_BIASES, Fields
+from orca_jax.model.families.names import NEIGHBOURS
 from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
+from orca_jax.values.layer_config import RouterConfig
 
-_MLP = "layers.{layer}.feed_forward"
 _KINDS = ("chunked_attention", "full_attention")
 
 
@@ -50,7 +50,8 @@ def _longest(hf: HfConfig, config: ModelConfig, has_rope: tuple[bool, ...]) -> i
     return min(limits)
 
 
-def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _positions(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The layers with rotary positions, and the most tokens."""
     layers = config.num_layers
     interval = get_int(hf, "no_rope_layer_interval", 4)
     usual = [int((layer + 1) % interval != 0) for layer in range(layers)]
@@ -66,72 +67,52 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     if get_bool(hf, "use_qk_norm", True):
         positions = replace(positions, unit_eps=config.norm_eps)
     return {
-        **llama.attention_biases(hf),
         "max_positions": _longest(hf, config, has_rope),
         "rope": positions,
         "rope_pattern": has_rope,
-        "experts": _experts(hf, config),
     }
 
 
-def _experts(hf: HfConfig, config: ModelConfig) -> ExpertsConfig:
+def _dense(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields of layers without experts, whose MLPs have a width of their own."""
     layers = config.num_layers
     step = get_int(hf, "interleave_moe_layer_step", 1)
     sparse = _numbers(hf, "moe_layers", range(layers), list(range(step - 1, layers, step)))
     if not sparse:
         key = "interleave_moe_layer_step" if hf.get("moe_layers") is None else "moe_layers"
         raise refusal(key, f"must leave a layer of {layers} with experts", hf.get(key))
-    experts = read_experts(
-        hf, "num_local_experts", (16, 1), is_normalised=False, shared_dim=config.mlp_dim
-    )
-    if experts.per_token != 1:
-        raise refusal("num_experts_per_tok", "must be 1", experts.per_token)
-    dense = tuple(set(range(layers)) - set(sparse))
-    width = get_int(hf, "intermediate_size_mlp", 16384)
-    return replace(
-        experts,
-        weighs_inputs=True,
-        shared_gate=False,
-        router=RouterConfig("sigmoid"),
-        dense_layers=tuple(sorted(dense)),
-        dense_dim=width if dense else 0,
-    )
+    dense = tuple(sorted(set(range(layers)) - set(sparse)))
+    return dense_layers(dense, get_int(hf, "intermediate_size_mlp", 16384))
 
 
-def _weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    assert config.experts is not None, "the family has experts"
-    experts = f"{_MLP}.experts"
-    return (
-        *paired(llama.weights_beside_mlp(config), config),
-        Weight(f"{_MLP}.router.weight", "blocks.mlp.router", transpose=True),
-        *joined_experts(
-            f"{experts}.gate_up_proj", f"{experts}.down_proj", config.mlp_dim, transpose=False
-        ),
-        *llama.mlp_weights(f"{_MLP}.shared_expert", "blocks.mlp.shared.mlp", bias=False),
-        *rows_if(
-            config.experts.dense_layers, *llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
-        ),
-    )
+def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The experts, of which a token goes through one."""
+    options = {
+        **_dense(hf, config),
+        "weighs_inputs": True,
+        "shared_gate": False,
+        "shared_dim": config.mlp_dim,
+        "router": RouterConfig("sigmoid"),
+    }
+    found = Mixture("num_local_experts", (16, 1), is_normalised=False, options=options)(hf, config)
+    if found["experts"].per_token != 1:
+        raise refusal("num_experts_per_tok", "must be 1", found["experts"].per_token)
+    return found
 
 
-LLAMA4_TEXT = near_llama(
+LLAMA4_TEXT = Family(
     "llama4_text",
-    "Llama 4 Scout and Maverick, up to 8,191 tokens",
-    "Llama4",
-    LlamaShape(
-        1e-5,
-        # Others have a factor on angles, which the norm after them would take back in transformers.
-        rules=RopeRules(theta=5e5, kinds=("default", "linear", "llama3")),
-    ),
-    _fields,
-    words(
-        "attention_bias attention_chunk_size attn_temperature_tuning floor_scale interleave_moe_layer_step "
-        "intermediate_size_mlp layer_types moe_layers no_rope_layer_interval no_rope_layers num_experts_per_tok "
-        "num_local_experts use_qk_norm"
-    ),
-    _weights,
+    (ATTENTION_BIASES, _positions, _experts),
+    f"""
+    {NEIGHBOURS}
+    feed_forward.{{gate,up,down}}_proj                  mlp.{{gate,up,down}}
+    feed_forward.shared_expert.{{gate,up,down}}_proj    shared.{{gate,up,down}}
+    feed_forward.router                                 experts.router
+    feed_forward.experts.gate_up_proj[{{expert}}]       experts.{{gate,up}}     in_out
+    feed_forward.experts.down_proj[{{expert}}]          experts.down            in_out
+    """,
+    # Others have a factor on angles, which the norm after them would take back in transformers.
+    shape=LlamaShape(rules=RopeRules(kinds=("default", "linear", "llama3"))),
     aliases={"num_experts": "num_local_experts"},
-    harmless=HARMLESS | {"attn_scale", "for_llm_compression"},
-    architectures=("Llama4ForCausalLM", "Llama4TextModel"),
+    unread=OF_ROUTERS + "attn_scale for_llm_compression",
 )

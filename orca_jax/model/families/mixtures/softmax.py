@@ -1,22 +1,29 @@
-"""Families whose experts are chosen by softmax scores, near Mixtral and Qwen-MoE: Phi-3.5-MoE, ERNIE 4.5, Hunyuan."""
+"""Families whose experts are chosen by softmax scores: near Mixtral, Qwen and OLMo, Phi-3.5-MoE, ERNIE 4.5, Hunyuan."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, paired, rows_if, words
-from orca_jax.model.families.dense.hunyuan import (
-    HUNYUAN_HARMLESS,
-    HUNYUAN_SHAPE,
-    attention_of_hunyuan,
-    hunyuan_fields,
+from orca_jax.model.families.dense.normed import HUNYUAN_DENSE, OLMO2_FIELDS
+from orca_jax.model.families.experts import (
+    EVERY_LAYER,
+    OF_ROUTERS,
+    Mixture,
+    shared_expert,
+    shared_experts,
 )
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
-from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
-from orca_jax.model.families.mixtures.mixtral import expert_weights as mixtral_experts
-from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.family import Family
+from orca_jax.model.families.fields import (
+    ATTENTION_BIASES,
+    Fields,
+    flag,
+    off,
+    only_silu,
+    same_layers,
+)
+from orca_jax.model.families.names import EXPERTS, MIXTRAL, NEIGHBOURS, POST_NORMS, SHARED_EXPERT
+from orca_jax.model.families.rope import RopeRules, no_scaling
+from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import (
     HfConfig,
     get_bool,
@@ -25,55 +32,46 @@ from orca_jax.model.families.values import (
     get_int,
     refusal,
 )
-from orca_jax.model.families.windows import window_of_all
+from orca_jax.model.families.windows import window, window_of_all, windowed_rope, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
-_MLP = "layers.{layer}.mlp"
+_NORMALISED = flag("norm_topk_prob", True)
+_UNNORMALISED = flag("norm_topk_prob")
 
 
-def _phimoe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    experts = read_experts(hf, "num_local_experts", (16, 2), is_normalised=False)
-    if experts.per_token != 2:
-        raise refusal(
-            "num_experts_per_tok",
-            "must be 2, as transformers chooses two experts",
-            experts.per_token,
-        )
+def _window_if_used(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The window of Qwen3 with experts, which all layers have, or none."""
+    found = window_of_all(hf, 4096, config.max_positions)
+    if not get_bool(hf, "use_sliding_window", False):
+        return {}
+    return {"sliding_window": found}
+
+
+def _phimoe_head(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The bias of the head, and the factor of rotary positions."""
     has_bias = get_bool(hf, "lm_head_bias", False)
-    if has_bias and get_bool(hf, "tie_word_embeddings", False):
+    if has_bias and config.tied_embeddings:
         raise refusal("lm_head_bias", "must be false where tie_word_embeddings is true", has_bias)
     rope = config.rope
     if rope is not None and rope.kind == "longrope":
         scaling = hf.get("rope_scaling") or hf["rope_parameters"]
         rope = replace(rope, attention_factor=get_float(scaling, "short_mscale"))
-    # of training, but it masks experts in inference as well
-    reach = 2 * get_float(hf, "router_jitter_noise", 0.01)
-    return {
-        **llama.attention_biases(hf),
-        "norm": "layernorm",
-        "rope": rope,
-        "head_bias": has_bias,
-        "sliding_window": window_of_all(hf, None, config.max_positions),
-        "experts": replace(experts, router=RouterConfig("two_softmaxes", reach=reach)),
-    }
+    return {"norm": "layernorm", "rope": rope, "head_bias": has_bias}
 
 
-def _of_phimoe(config: ModelConfig) -> tuple[Weight, ...]:
-    """Norms have biases, and the head may have one."""
-    rows = llama.weights_beside_mlp(config)
-    names = ("norm.scale", "head.table") if config.head_bias else ("norm.scale",)
-    biases = (
-        replace(
-            row, key=row.key.replace(".weight", ".bias"), path=f"{row.path.rpartition('.')[0]}.bias"
+def _phimoe_router(hf: HfConfig) -> RouterConfig:
+    """The router, which chooses two experts; the key of training masks experts in inference as well."""
+    per_token = get_int(hf, "num_experts_per_tok", 2)
+    if per_token != 2:
+        raise refusal(
+            "num_experts_per_tok", "must be 2, as transformers chooses two experts", per_token
         )
-        for row in rows
-        if row.path.endswith(names)
-    )
-    return *rows, *biases, *mixtral_experts()
+    return RouterConfig("two_softmaxes", reach=2 * get_float(hf, "router_jitter_noise", 0.01))
 
 
-def _ernie(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _ernie_layers(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
+    """The layers of ERNIE 4.5 without experts."""
     layers = config.num_layers
     first = get_count(hf, "moe_layer_start_index", 1)
     last = layers - 1
@@ -89,37 +87,11 @@ def _ernie(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
             "and moe_layer_end_index must leave a layer with experts",
             first,
         )
-    width = get_int(hf, "moe_intermediate_size", 1536)
-    count = get_int(hf, "moe_num_experts", 64)
-    per_token = get_int(hf, "moe_k", 6)
-    if per_token > count:
-        raise refusal("moe_k", f"must be at most moe_num_experts {count}", per_token)
-    experts = ExpertsConfig(
-        count,
-        per_token,
-        shared_dim=get_count(hf, "moe_num_shared_experts", 2) * width,
-        shared_gate=False,
-        router=RouterConfig(has_bias=True, least_sum=get_float(hf, "moe_norm_min", 1e-12)),
-        dense_layers=dense,
-        dense_dim=config.mlp_dim if dense else 0,
-    )
-    return {"mlp_dim": width, "experts": experts}
+    return dense
 
 
-def _of_ernie(config: ModelConfig) -> tuple[Weight, ...]:
-    experts = config.experts
-    assert experts is not None, "the family has experts"
-    shared = llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
-    dense = llama.mlp_weights(_MLP, "blocks.dense_mlp", bias=False)
-    return (
-        *paired(llama.weights_beside_mlp(config), config),
-        *expert_weights(_MLP),
-        Weight(
-            f"{_MLP}.moe_statics.e_score_correction_bias", "blocks.mlp.choice_bias", is_row=True
-        ),
-        *rows_if(experts.shared_dim, *shared),
-        *rows_if(experts.dense_layers, *dense),
-    )
+def _ernie_router(hf: HfConfig) -> RouterConfig:
+    return RouterConfig(has_bias=True, least_sum=get_float(hf, "moe_norm_min", 1e-12))
 
 
 def _one_of_all(hf: HfConfig, key: str, default: int) -> int:
@@ -132,74 +104,170 @@ def _one_of_all(hf: HfConfig, key: str, default: int) -> int:
     return get_int(hf, key, default)
 
 
-def _hunyuan(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    """The experts are as wide as the shared one: transformers reads no other width."""
+def _hunyuan(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The experts, which are as wide as the shared one: transformers reads no other width."""
     count = _one_of_all(hf, "num_experts", 1)
     per_token = _one_of_all(hf, "moe_topk", 1)
     if per_token > count:
         raise refusal("moe_topk", f"must be at most num_experts {count}", per_token)
-    experts = ExpertsConfig(count, per_token, shared_dim=config.mlp_dim, shared_gate=False)
-    return {**hunyuan_fields(hf, config), "experts": experts}
+    return {
+        "experts": ExpertsConfig(count, per_token, shared_dim=config.mlp_dim, shared_gate=False)
+    }
 
 
-def _of_hunyuan(config: ModelConfig) -> tuple[Weight, ...]:
-    router, *experts = expert_weights(_MLP)
-    return (
-        *attention_of_hunyuan(config),
-        replace(router, key=f"{_MLP}.gate.wg.weight"),
-        *experts,
-        *llama.mlp_weights(f"{_MLP}.shared_mlp", "blocks.mlp.shared.mlp", bias=False),
-    )
-
-
-PHIMOE = near_llama(
-    "phimoe",
-    "Phi-3.5-MoE, Phi-mini-MoE",
-    "Phimoe",
-    LlamaShape(
-        1e-5,
-        rules=RopeRules(
-            theta=1e6,
-            kinds=("default", "longrope"),
-            notes=frozenset({"short_mscale", "long_mscale"}),
+ARIA_TEXT = Family(
+    "aria_text",
+    (
+        ATTENTION_BIASES,
+        only_silu,
+        Mixture(
+            "moe_num_experts",
+            (8, 2),
+            per_token="moe_topk",
+            shared=shared_experts("moe_num_shared_experts", 2),
+            options={"shared_gate": False},
         ),
     ),
-    _phimoe,
-    words(
-        "attention_bias lm_head_bias num_experts_per_tok num_local_experts router_jitter_noise sliding_window"
+    """
+    mlp.router                              experts.router
+    mlp.experts.fc1.weight[{expert}]        experts.{gate,up}       in_out
+    mlp.experts.fc2.weight[{expert}]        experts.down            in_out
+    mlp.shared_experts.{gate,up,down}_proj  shared.{gate,up,down}
+    """,
+    fixed=off("mlp_bias"),
+    unread=OF_ROUTERS,
+)
+SOFTMAX = (
+    ARIA_TEXT,
+    Family(
+        "mixtral",
+        (window(None), Mixture("num_local_experts", (8, 2))),
+        MIXTRAL,
+        aliases={"num_experts": "num_local_experts"},
+        unread=OF_ROUTERS,
     ),
-    _of_phimoe,
-    aliases={"num_experts": "num_local_experts"},
-    harmless=(HARMLESS - {"router_jitter_noise"}) | {"input_jitter_noise"},
-)
-ERNIE4_5_MOE = near_llama(
-    "ernie4_5_moe",
-    "ERNIE 4.5 21B-A3B and 300B-A47B",
-    "Ernie4_5_Moe",
-    LlamaShape(1e-5, rules=RopeRules(theta=5e5), is_tied=True),
-    _ernie,
-    words(
-        "moe_intermediate_size moe_k moe_layer_end_index moe_layer_interval moe_layer_start_index moe_norm_min "
-        "moe_num_experts moe_num_shared_experts"
+    Family(
+        "qwen2_moe",
+        (
+            {"attention_bias": flag("qkv_bias", True)},
+            same_layers("layer_types", "full_attention"),
+            Mixture(
+                "num_experts",
+                (60, 4),
+                1408,
+                is_normalised=_UNNORMALISED,
+                shared=shared_expert(5632),
+            ),
+        ),
+        EXPERTS + SHARED_EXPERT,
+        fixed={**EVERY_LAYER, **off("use_sliding_window")},
+        unread=OF_ROUTERS + "max_window_layers sliding_window",
     ),
-    _of_ernie,
-    fixed={"use_bias": (False, None)},
-    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
-    harmless=HARMLESS
-    | {"moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"},
-    ignored=re.compile(r"(model\.)?mtp_.*"),
+    Family(
+        "qwen3_moe",
+        (
+            ATTENTION_BIASES,
+            {"qk_norm": "head"},
+            _window_if_used,
+            Mixture("num_experts", (128, 8), 768, is_normalised=_UNNORMALISED),
+        ),
+        EXPERTS,
+        fixed=EVERY_LAYER,
+        aliases={"num_local_experts": "num_experts"},
+        unread=OF_ROUTERS + "max_window_layers",
+    ),
+    Family(
+        "mellum",
+        (
+            windows((False,), 1024),
+            windowed_rope(RopeRules(None, part="sliding_attention")),
+            no_scaling,
+            same_layers("mlp_layer_types", "sparse"),
+            ATTENTION_BIASES,
+            {"qk_norm": "head"},
+            Mixture("num_experts", (64, 8), 896, is_normalised=_NORMALISED),
+        ),
+        EXPERTS,
+        shape=LlamaShape(rules=RopeRules(None, part="full_attention")),
+        aliases={"num_local_experts": "num_experts"},
+        unread=OF_ROUTERS
+        + "mtp_layer_types mtp_mlp_layer_types num_mtp_layers num_nextn_predict_layers",
+    ),
+    Family(
+        "olmoe",
+        (
+            ATTENTION_BIASES,
+            {"qk_norm": "all"},
+            Mixture("num_experts", (64, 8), is_normalised=_UNNORMALISED),
+        ),
+        EXPERTS,
+        fixed={"clip_qkv": (None,)},
+        aliases={"num_local_experts": "num_experts"},
+        unread=OF_ROUTERS,
+    ),
+    Family(
+        "flex_olmo",
+        (*OLMO2_FIELDS, Mixture("num_experts", (7, 5), is_normalised=_UNNORMALISED)),
+        POST_NORMS + EXPERTS,
+        aliases={"num_local_experts": "num_experts"},
+        unread=OF_ROUTERS,
+    ),
+    Family(
+        "phimoe",
+        (
+            ATTENTION_BIASES,
+            Mixture("num_local_experts", (16, 2), is_normalised=False, router=_phimoe_router),
+            _phimoe_head,
+            window(None),
+        ),
+        MIXTRAL,
+        shape=LlamaShape(
+            rules=RopeRules(
+                kinds=("default", "longrope"), notes=frozenset({"short_mscale", "long_mscale"})
+            )
+        ),
+        aliases={"num_experts": "num_local_experts"},
+        unread="input_jitter_noise output_router_logits router_aux_loss_coef",
+    ),
+    Family(
+        "ernie4_5_moe",
+        (
+            Mixture(
+                "moe_num_experts",
+                (64, 6),
+                1536,
+                per_token="moe_k",
+                shared=shared_experts("moe_num_shared_experts", 2),
+                router=_ernie_router,
+                dense=_ernie_layers,
+                options={"shared_gate": False},
+            ),
+        ),
+        f"""
+        {NEIGHBOURS}
+        {EXPERTS}
+        mlp.moe_statics.e_score_correction_bias     experts.choice_bias     row
+        mlp.shared_experts.{{gate,up,down}}_proj    shared.{{gate,up,down}}
+        """,
+        ignored=re.compile(r"(model\.)?mtp_.*"),
+        fixed=off("use_bias"),
+        aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        unread=OF_ROUTERS + "moe_capacity moe_gate moe_use_aux_free num_nextn_predict_layers",
+    ),
+    replace(
+        HUNYUAN_DENSE,
+        name="hunyuan_v1_moe",
+        fields=(*HUNYUAN_DENSE.fields, _hunyuan),
+        names=HUNYUAN_DENSE.names
+        + f"""
+        {EXPERTS}
+        mlp.gate.wg                                 experts.router
+        mlp.shared_mlp.{{gate,up,down}}_proj        shared.{{gate,up,down}}
+        """,
+        aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+        unread=HUNYUAN_DENSE.unread
+        + " "
+        + OF_ROUTERS
+        + "moe_intermediate_size num_shared_expert norm_topk_prob",
+    ),
 )
-HUNYUAN_V1_MOE = near_llama(
-    "hunyuan_v1_moe",
-    "Hunyuan-A13B",
-    "HunYuanMoEV1",
-    HUNYUAN_SHAPE,
-    _hunyuan,
-    frozenset({"attention_bias", "moe_topk", "num_experts"}),
-    _of_hunyuan,
-    aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
-    harmless=HARMLESS
-    | HUNYUAN_HARMLESS
-    | {"moe_intermediate_size", "num_shared_expert", "norm_topk_prob"},
-)
-SOFTMAX: tuple[Family, ...] = (PHIMOE, ERNIE4_5_MOE, HUNYUAN_V1_MOE)

@@ -6,12 +6,11 @@ A factor on a part is one on its matrices, with which they are loaded.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight, with_change, words
-from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
-from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
+from orca_jax.model.families.family import IGNORED, Family
+from orca_jax.model.families.fields import BIASES, Fields, number
+from orca_jax.model.families.names import BAMBA
+from orca_jax.model.families.states.bamba import read_mamba
 from orca_jax.model.families.values import (
     HfConfig,
     get_bool,
@@ -25,13 +24,9 @@ from orca_jax.values.config import ModelConfig
 _ATTENTION = "blocks.attention_mamba.attention"
 _MAMBA = "blocks.attention_mamba.mamba"
 _MLP = "blocks.mlp"
-_FACTORS = words(
-    "attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier "
-    "mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier"
-)
 
 
-def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _mamba(hf: HfConfig, config: ModelConfig) -> Fields:
     bias = get_bool(hf, "projectors_bias", False)
     if bias != get_bool(hf, "mamba_proj_bias", False):
         raise refusal("projectors_bias", "must be mamba_proj_bias", bias)
@@ -42,14 +37,8 @@ def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     mamba = read_mamba(hf, config, inner)
     if get_bool(hf, "mamba_rms_norm", False):
         mamba = replace(mamba, norm="gate_last" if is_last else "gate_first")
-    return {
-        **biases(hf),
-        "mixer_pattern": ("attention_mamba",),
-        "mamba": mamba,
-        "embedding_scale": get_float(hf, "embedding_multiplier", 1.0),
-        "logit_scale": get_float(hf, "lm_head_multiplier", 1.0),
-        "weight_factors": tuple(_factors(hf).items()),
-    }
+    factors = tuple(_factors(hf).items())
+    return {"mixer_pattern": ("attention_mamba",), "mamba": mamba, "weight_factors": factors}
 
 
 def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:
@@ -87,35 +76,17 @@ def _numbers(hf: HfConfig, key: str, count: int) -> tuple[float, ...]:
     return values
 
 
-def weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    assert config.mamba is not None, "the configuration has the sizes"
-    names = {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
-    outer = llama.outer_weights(config, names)
-    mixers = *llama.attention_weights(config), *mamba_weights(config.mamba, "layers.{layer}.mamba")
-    return (
-        *with_change(outer, "final_norm.scale", key="final_layernorm.weight"),
-        *(
-            replace(row, path=row.path.replace("blocks.", "blocks.attention_mamba."))
-            for row in mixers
-        ),
-        *llama.mlp_weights("layers.{layer}.feed_forward", "blocks.mlp", bias=config.mlp_bias),
-    )
-
-
-FALCON_H1 = near_llama(
+FALCON_H1 = Family(
     "falcon_h1",
-    "Falcon-H1",
-    "FalconH1",
-    LlamaShape(1e-5),
-    _fields,
-    MAMBA_KEYS
-    | _FACTORS
-    | BIASES
-    | {"mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "projectors_bias"},
-    weights,
-    ignored=re.compile(rf"{llama.IGNORED.pattern}|.*mup_vector"),
-    harmless=frozenset(
-        {"mamba_chunk_size", "mamba_use_mlp", "num_logits_to_keep", "use_mamba_kernels"}
+    (
+        BIASES,
+        _mamba,
+        {
+            "embedding_scale": number("embedding_multiplier"),
+            "logit_scale": number("lm_head_multiplier"),
+        },
     ),
+    BAMBA,
+    ignored=re.compile(rf"{IGNORED}|.*mup_vector"),
+    unread="mamba_chunk_size mamba_use_mlp num_logits_to_keep use_mamba_kernels",
 )

@@ -4,23 +4,17 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, head, linear, rows_if, words
-from orca_jax.model.families.experts import HARMLESS
-from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts
-from orca_jax.model.families.sizes import SIZES
-from orca_jax.model.families.states.bamba import mamba_weights
-from orca_jax.model.families.values import (
-    HfConfig,
-    get_bool,
-    get_conv_width,
-    get_float,
-    get_int,
-    refusal,
-)
+from orca_jax.model.families.experts import OF_ROUTERS, grouped_experts
+from orca_jax.model.families.family import PREFIXES, Family
+from orca_jax.model.families.fields import Fields, flag
+from orca_jax.model.families.names import mamba
+from orca_jax.model.families.shape import LlamaShape
+from orca_jax.model.families.states.bamba import read_heads
+from orca_jax.model.families.values import HfConfig, get_float, get_int, refusal
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import MambaConfig, MixerName
+from orca_jax.values.layer_config import MixerName
 
 _MLP, _MOE = "mlp", "moe"
 _MIXERS: dict[str, MixerName] = {
@@ -30,45 +24,48 @@ _MIXERS: dict[str, MixerName] = {
     "mamba": "mamba",
     _MLP: "no_mixer",
     _MOE: "no_mixer",
-}  # by the kind of a layer; some names are those of older files
+}  # by the kind of a layer; some names are of older files
 _LETTERS = {"M": "mamba", "*": "attention", "-": _MLP, "E": _MOE}
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Nemotron-H; raises `ConfigError` as `llama.config_from_hf` does."""
-    kinds = _layer_kinds(hf)
-    config = llama.read_shape(
-        hf,
-        "nemotron_h",
-        defaults={**SIZES["nemotron_h"], "num_hidden_layers": len(kinds)},
-        norm_eps=1e-5,
-        norm_key="layer_norm_epsilon",
-        activation=("mlp_hidden_act", "relu2"),
-    )
-    if config.tied_embeddings:
-        raise refusal(
-            "tie_word_embeddings", "must be false for nemotron_h, as transformers reads it", True
-        )
-    mixers = tuple(_MIXERS[kind] for kind in kinds)
-    config = replace(
-        config,
-        gated_mlp=False,
-        mlp_bias=get_bool(hf, "mlp_bias", False),
-        residual="single",
-        rope_pattern=(False,),
-        mixer_pattern=mixers,
-    )
-    if "mamba" in mixers:
-        config = replace(config, mamba=_read_mamba(hf))
-    if _MOE not in kinds:
+class _NemotronShape(NamedTuple):
+    """The shape of Nemotron-H, with as many layers as kinds."""
+
+    sizes: LlamaShape = LlamaShape("layer_norm_epsilon", "relu2", activation_key="mlp_hidden_act")
+
+    def read(self, hf: HfConfig, family: str) -> ModelConfig:
+        """Read the shape; raises as `FamilyShape.read`."""
+        config = self.sizes.read(hf, family, num_hidden_layers=len(_layer_kinds(hf)))
+        if config.tied_embeddings:
+            raise refusal(
+                "tie_word_embeddings",
+                "must be false for nemotron_h, as transformers reads it",
+                True,
+            )
         return config
-    fields = grouped_experts(hf, config, (8, 2, 7688))
+
+
+def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
+    mixers = tuple(_MIXERS[kind] for kind in _layer_kinds(hf))
+    if "mamba" not in mixers:
+        return {"mixer_pattern": mixers}
+    limits = (get_float(hf, "time_step_min", 0.001), math.inf)
+    sizes = read_heads(hf, "mamba_", "ssm_state_size", limits)
+    return {"mixer_pattern": mixers, "mamba": sizes}
+
+
+def _dense(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
+    """The layers with an MLP."""
+    return tuple(layer for layer, kind in enumerate(_layer_kinds(hf)) if kind == _MLP)
+
+
+def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
+    """The experts, if some layers have them; the width of the shared one has a key of its own."""
+    if _MOE not in _layer_kinds(hf):
+        return {}
+    found = grouped_experts((8, 2, 7688), _dense)(hf, config)
     shared = get_int(hf, "moe_shared_expert_intermediate_size", 7688)
-    experts = replace(fields["experts"], shared_dim=shared)
-    if _MLP in kinds:
-        layers = tuple(layer for layer, kind in enumerate(kinds) if kind == _MLP)
-        experts = replace(experts, dense_layers=layers, dense_dim=config.mlp_dim)
-    return replace(config, **{**fields, "experts": experts})
+    return {**found, "experts": replace(found["experts"], shared_dim=shared)}
 
 
 def _layer_kinds(hf: HfConfig) -> Sequence[str]:
@@ -94,75 +91,34 @@ def _layer_kinds(hf: HfConfig) -> Sequence[str]:
     return kinds
 
 
-def _read_mamba(hf: HfConfig) -> MambaConfig:
-    heads = get_int(hf, "mamba_num_heads", 128)
-    groups = get_int(hf, "n_groups", 8)
-    if heads % groups:
-        raise refusal("mamba_num_heads", f"must be a multiple of n_groups {groups}", heads)
-    width = get_conv_width(hf, "conv_kernel", 4)
-    return MambaConfig(
-        num_heads=heads,
-        head_dim=get_int(hf, "mamba_head_dim", 64),
-        num_groups=groups,
-        state_dim=get_int(hf, "ssm_state_size", 128),
-        width=width,
-        has_bias=get_bool(hf, "use_bias", False),
-        has_conv_bias=get_bool(hf, "use_conv_bias", True),
-        step_limits=(get_float(hf, "time_step_min", 0.001), math.inf),
-    )
-
-
-def weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters. The layers of a parameter are those with its part."""
-    mixer = "layers.{layer}.mixer"
-    parts = {kind.mlp for kind in config.layer_kinds}
-    attention = [
-        replace(row, key=row.key.replace("self_attn", "mixer"))
-        for row in llama.attention_weights(config)
-    ]
-    mlp = "mlp" if config.experts is None else "dense_mlp"
-    return (
-        Weight("embeddings.weight", "embedding.table"),
-        Weight("layers.{layer}.norm.weight", "blocks.attention_norm.scale"),
-        Weight("norm_f.weight", "final_norm.scale"),
-        *head(config),
-        *rows_if("attention" in config.mixers, *attention),
-        *mamba_weights(config.mamba, mixer),
-        *rows_if(mlp in parts, *_mlp_weights(mixer, f"blocks.{mlp}", config)),
-        *rows_if(config.experts, *_expert_weights(mixer, config)),
-    )
-
-
-def _mlp_weights(key: str, path: str, config: ModelConfig) -> tuple[Weight, ...]:
-    up = linear(f"{key}.up_proj", f"{path}.up", bias=config.mlp_bias)
-    return *up, *linear(f"{key}.down_proj", f"{path}.down", bias=config.mlp_bias)
-
-
-def _expert_weights(key: str, config: ModelConfig) -> tuple[Weight, ...]:
-    expert = f"{key}.experts.{{expert}}"
-    return (
-        Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True),
-        Weight(f"{key}.gate.e_score_correction_bias", "blocks.mlp.choice_bias"),
-        Weight(f"{expert}.up_proj.weight", "blocks.mlp.up", transpose=True),
-        Weight(f"{expert}.down_proj.weight", "blocks.mlp.down", transpose=True),
-        *_mlp_weights(f"{key}.shared_experts", "blocks.mlp.shared.mlp", config),
-    )
-
-
 NEMOTRON_H = Family(
-    name="nemotron_h",
-    models="Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
-    config_from_hf=config_from_hf,
-    keys=llama.KEYS - {"hidden_act", "rms_norm_eps"}
-    | GROUPED_KEYS
-    | words(
-        "conv_kernel hybrid_override_pattern layer_norm_epsilon layers_block_type mamba_head_dim mamba_num_heads "
-        "mlp_bias mlp_hidden_act moe_shared_expert_intermediate_size n_groups ssm_state_size time_step_min use_bias "
-        "use_conv_bias"
+    "nemotron_h",
+    (
+        {
+            "gated_mlp": False,
+            "mlp_bias": flag("mlp_bias"),
+            "residual": "single",
+            "rope_pattern": (False,),
+        },
+        _mixers,
+        _experts,
     ),
-    architectures=("NemotronHForCausalLM", "NemotronHModel"),
-    weights=weights,
-    prefixes=("backbone.", *llama.PREFIXES),
+    f"""
+    {mamba("mixer")}
+    embeddings                                      embedding
+    norm_f                                          final_norm
+    lm_head                                         head
+    layers.{{layer}}                                blocks
+    norm                                            attention_norm
+    mixer.{{q,k,v,o}}_proj                          attention.{{query,key,value,out}}
+    mixer.{{up,down}}_proj                          mlp.{{up,down}}
+    mixer.gate                                      experts.router
+    mixer.gate.e_score_correction_bias              experts.choice_bias
+    mixer.experts.{{expert}}.{{up,down}}_proj       experts.{{up,down}}
+    mixer.shared_experts.{{up,down}}_proj           shared.{{up,down}}
+    """,
+    shape=_NemotronShape(),
+    prefixes=("backbone.", *PREFIXES),
     ignored=re.compile(r"mtp\..*"),
     fixed={
         "attention_bias": (False, None),  # the projections have none, whatever it says
@@ -171,8 +127,8 @@ NEMOTRON_H = Family(
         "sliding_window": (None,),
     },
     aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
-    harmless=HARMLESS
-    | words(
+    unread=OF_ROUTERS
+    + (
         "chunk_size expand hidden_dropout mamba_proj_bias mamba_ssm_cache_dtype moe_shared_expert_overlap "
         "mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers "
         "rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_limit time_step_max time_step_rank "
