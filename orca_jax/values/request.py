@@ -1,6 +1,5 @@
 """Values that a caller of the engine passes and gets: parameters, urgency, updates."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
@@ -13,77 +12,15 @@ from orca_jax.values.checks import (
     unknown_name,
 )
 from orca_jax.values.errors import RequestError
+from orca_jax.values.ranges import MAX_LOGIT_BIAS, RANGES, TOKEN_ID, Range
 
 REST_OF_CONTEXT = 2**31 - 1
 """The `max_tokens` of a request that may fill the context; `LLM` puts the number of tokens in its place."""
-
-# most probable tokens that a request may ask for; a shape of the compiled sampler
-MAX_LOGPROBS = 20
-MAX_CANDIDATES = 128  # texts generated for one prompt
-# ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
-MAX_LOGIT_BIAS = 300
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 TokenSet = int
 """A set of token ids as the bits of an integer: bit i is id i."""
-
-MAX_PRIORITY = 100  # priorities lie between -100 and 100: the bound keeps requests from starving
-
-
-class Range(NamedTuple):
-    """The range of a numeric field. Both ends are included, unless `excludes_low`; infinity never is."""
-
-    low: float
-    high: float
-    excludes_low: bool = False
-    is_integer: bool = False
-    wording: str = ""  # for error messages; empty: derived from the ends
-
-    def has(self, value: object) -> bool:
-        """True for a number in this range. A boolean is not a number."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        if self.is_integer and not isinstance(value, int):
-            return False
-        if self.excludes_low and value == self.low:
-            return False
-        return self.low <= value <= self.high and value != math.inf
-
-    @property
-    def text(self) -> str:
-        """The range in words, for error messages."""
-        if self.is_integer:
-            return self.wording or f"an integer from {self.low} to {self.high}"
-        begin = "(" if self.excludes_low else "["
-        return self.wording or f"a number in {begin}{self.low}, {self.high}]"
-
-
-# The only table of ranges. `SamplingParams`, `Urgency` and the fields of the API (`openai/schema`) are checked with it.
-RANGES: Mapping[str, Range] = {
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1, excludes_low=True),
-    "top_k": Range(-1, 2**31 - 1, is_integer=True, wording="an integer >= 1, or 0 (or -1) for all"),
-    "min_p": Range(0, 1),
-    "seed": Range(-(2**63), 2**63 - 1, is_integer=True, wording="a 64-bit integer"),
-    "n": Range(1, MAX_CANDIDATES, is_integer=True),
-    "max_tokens": Range(1, math.inf, is_integer=True, wording="an integer >= 1"),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, 100, excludes_low=True),
-    # for each bias
-    "logit_bias": Range(-100, 100, wording="a map of ids to numbers in [-100, 100]"),
-    "logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
-    "prompt_logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
-    "priority": Range(-MAX_PRIORITY, MAX_PRIORITY, is_integer=True),
-    **dict.fromkeys(
-        ("deadline", "ttft", "tpot"),
-        Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0"),
-    ),
-    "weight": Range(0, 1000, excludes_low=True),
-}
-# for each element of a list of ids
-TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")
 
 
 class TokenLogprobs(NamedTuple):
@@ -93,6 +30,8 @@ class TokenLogprobs(NamedTuple):
     rank: int  # more probable tokens, plus one
     top_ids: tuple[int, ...] = ()  # the most probable tokens, as many as requested, best first
     top_logprobs: tuple[float, ...] = ()
+    # with `logprob_token_ids`: `top_ids` are these ids, and this is the probability of all others together
+    others: float | None = None
 
 
 Pooling = Literal["last", "mean"]
@@ -205,8 +144,12 @@ class SamplingParams(_NamesChecked):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that must not be generated
     # return those of the generated tokens and of this many most probable ones
     logprobs: int | None = None
+    # return those of these ids instead of the most probable ones; needs `logprobs` None or 0
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
     cache_salt: str = ""  # only requests with the same salt share prefix-cache pages
+    # tokens at the begin of the prompt that other requests of the same call have, too: one computes them
+    shared_tokens: int = 0
     structured: StructuredOutput | None = None  # constraint on the text; requires a tokenizer
 
     stop: tuple[str, ...] = ()  # strings that end the request and are cut from the text
@@ -261,6 +204,11 @@ class SamplingParams(_NamesChecked):
             object.__setattr__(
                 self, "bad_token_ids", tuple(_as_tuple("bad_token_ids", ids) for ids in sequences)
             )
+        if self.logprob_token_ids != ():
+            ids = _as_tuple("logprob_token_ids", self.logprob_token_ids or ())
+            object.__setattr__(self, "logprob_token_ids", ids)
+            if ids and self.logprobs is None:
+                object.__setattr__(self, "logprobs", 0)
         if getattr(self, "logit_bias") is None:  # noqa: B009 - a caller may give it
             object.__setattr__(self, "logit_bias", {})
         self._check_types()
@@ -326,6 +274,7 @@ class SamplingParams(_NamesChecked):
         _require(
             num_biases <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", num_biases
         )
+        self._check_scored(MAX_LOGIT_BIAS - num_biases)
         _check_ids("logit_bias", self.logit_bias)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias)
@@ -343,6 +292,19 @@ class SamplingParams(_NamesChecked):
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _check(name, count)
+
+    def _check_scored(self, most: int) -> None:
+        """Check the ids to score, and the tokens that are shared. `most` is the room that biases leave."""
+        is_count = Range(0, TOKEN_ID.high, is_integer=True).has(self.shared_tokens)
+        _require(is_count, "shared_tokens", "a number of tokens", self.shared_tokens)
+        ids = self.logprob_token_ids
+        if not ids:
+            return
+        _check_ids("logprob_token_ids", ids)
+        fits = len(set(ids)) == len(ids) <= most
+        _require(fits, "logprob_token_ids", f"at most {most} different ids", f"{len(ids)} ids")
+        fits = not self.logprobs
+        _require(fits, "logprobs", "0 or None with logprob_token_ids", self.logprobs)
 
     def _check_text(self) -> None:
         for name in ("stop", "bad_words"):
