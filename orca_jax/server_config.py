@@ -10,7 +10,7 @@ from orca_jax.text.calls.dialects import BY_NAME
 from orca_jax.values.checks import check_values, json_value, names_checked, short, whole_number
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.ranges import MAX_LOGPROBS
+from orca_jax.values.request import MAX_LOGPROBS
 from orca_jax.values.startup import ClusterConfig
 
 MIB = 2**20

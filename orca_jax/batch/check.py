@@ -13,7 +13,7 @@ from orca_jax.serve.openai.errors import ApiError
 from orca_jax.serve.openai.schema import completion_parser
 from orca_jax.values.checks import require
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.ranges import MAX_LOGPROBS
+from orca_jax.values.request import MAX_LOGPROBS
 
 
 def check(config: BatchConfig, given: Collection[str] = ()) -> None:

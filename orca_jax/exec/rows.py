@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from orca_jax.values.cache_spec import NO_BLOCK
-from orca_jax.values.ranges import MAX_LOGIT_BIAS
+from orca_jax.values.request import MAX_LOGIT_BIAS
 from orca_jax.values.step import Member, RowSampling
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from orca_jax.sched.blocks import BlockName, BlockPool
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.values.request import Adapter
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.step import DIGEST_BYTES, VectorSpan
 
 ID_BYTES = 4

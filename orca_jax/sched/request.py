@@ -9,9 +9,9 @@ from hashlib import sha256
 
 from orca_jax.sched.admission import after
 from orca_jax.sched.prefix import with_spans
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
-    Adapter,
     Constraint,
     FinishReason,
     RequestMetrics,

@@ -63,8 +63,7 @@ class PrefixReuse:
         if not (self._computing or chosen) or not self._serves(request):
             return False
         return any(
-            digest in chosen or digest in self._computing
-            for digest in self.awaited(request, 0)
+            digest in chosen or digest in self._computing for digest in self.awaited(request, 0)
         )
 
     def awaited(self, request: Request, num_computed: int) -> list[bytes]:

@@ -18,7 +18,7 @@ from orca_jax.flags import (
 from orca_jax.flags.needs import changed, check_needs
 from orca_jax.server_config import ServerConfig, endpoint_fault
 from orca_jax.values.checks import json_value, require, short
-from orca_jax.values.ranges import MAX_LOGPROBS
+from orca_jax.values.request import MAX_LOGPROBS
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
 _HOST_NAME = re.compile(r"[\w.-]*\w\.?", re.ASCII)

@@ -8,8 +8,7 @@ import pytest
 from orca_jax.serve.openapi import openapi_document
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.config import EngineConfig
-from orca_jax.values.ranges import MAX_PRIORITY
-from orca_jax.values.request import Urgency
+from orca_jax.values.request import MAX_PRIORITY, Urgency
 from tests.openai.test_bad_input import check_error
 from tests.serve.played import Stage, call, on_stage, saying
 from tests.serve.running import Server, running, wait_until

@@ -22,8 +22,7 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
 from orca_jax.values.config import ORDERINGS
 from orca_jax.values.errors import RequestError
-from orca_jax.values.ranges import MAX_PRIORITY
-from orca_jax.values.request import SamplingParams, Urgency
+from orca_jax.values.request import MAX_PRIORITY, SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve

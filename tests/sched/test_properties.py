@@ -8,8 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from orca_jax.sched.request import Request, State
-from orca_jax.values.ranges import MAX_PRIORITY
-from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency
+from orca_jax.values.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_score

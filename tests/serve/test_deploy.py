@@ -22,7 +22,7 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.tools.plan.__main__ import make_parser as plan_parser
 from orca_jax.tools.timeline.__main__ import make_parser as timeline_parser
 from orca_jax.values.config import ORDERINGS, EngineConfig
-from orca_jax.values.ranges import MAX_PRIORITY
+from orca_jax.values.request import MAX_PRIORITY
 from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"

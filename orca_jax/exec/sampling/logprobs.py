@@ -11,8 +11,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.exec.rows import Extras
 from orca_jax.exec.sampling.adjust import column_of
 from orca_jax.exec.sampling.draw import VocabularyShards
-from orca_jax.values.ranges import MAX_LOGIT_BIAS, MAX_LOGPROBS
-from orca_jax.values.request import TokenLogprobs
+from orca_jax.values.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs
 
 
 class TopLogprobs(NamedTuple):
@@ -29,7 +28,7 @@ class ListedLogprobs(NamedTuple):
     others: Float[Array, " B"]
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """Everything that a sampler scores."""
 
     top: TopLogprobs
@@ -41,8 +40,8 @@ def score(
     chosen: Int[Array, " B"],
     extras: Extras,
     shards: VocabularyShards,
-) -> Scores:
-    """Scores of one token of each row, of the most probable tokens, and of listed ones, from N of the columns.
+) -> TokenScores:
+    """TokenScores of one token of each row, of the most probable tokens, and of listed ones, from N of the columns.
 
     Args:
         logits: the logits of the model, unchanged but for minus infinity in the columns of padding.
@@ -74,7 +73,7 @@ def score(
         jnp.concatenate([rank[:, None], ids], axis=1),
         jnp.concatenate([(logit - norm)[:, None], values], axis=1),
     )
-    return Scores(whole, listed)
+    return TokenScores(whole, listed)
 
 
 def _score_listed(
@@ -83,7 +82,7 @@ def _score_listed(
     extras: Extras,
     shards: VocabularyShards,
 ) -> ListedLogprobs:
-    """Scores of the listed ids, and the mass without them."""
+    """TokenScores of the listed ids, and the mass without them."""
     width, num_columns = logits.shape
     is_scored = jnp.arange(extras.listed_id.shape[1]) < extras.num_scored[:, None]
     column = column_of(extras.listed_id, shards.first_column(logits), num_columns)
@@ -104,12 +103,12 @@ def _logits_of(
     return lax.psum(jnp.where(is_here, here, 0.0), shards.axis)
 
 
-def no_scores(width: int) -> Scores:
+def no_scores(width: int) -> TokenScores:
     """Zeros of the same shapes, for a launch without requests for log probabilities."""
     shape = (width, 1 + MAX_LOGPROBS)
     top = TopLogprobs(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     listed = jnp.zeros((width, MAX_LOGIT_BIAS), jnp.float32)
-    return Scores(top, ListedLogprobs(listed, jnp.zeros(width, jnp.float32)))
+    return TokenScores(top, ListedLogprobs(listed, jnp.zeros(width, jnp.float32)))
 
 
 class LogprobReader:
@@ -121,7 +120,7 @@ class LogprobReader:
         has_listed: True if a place lists ids to score; else their scores stay on the device.
     """
 
-    def __init__(self, scores: Scores, vocab_size: int, *, has_listed: bool = False) -> None:
+    def __init__(self, scores: TokenScores, vocab_size: int, *, has_listed: bool = False) -> None:
         self._ids: Sequence[Sequence[int]] = np.asarray(scores.top.ids).tolist()
         self._logprobs: Sequence[Sequence[float]] = np.asarray(scores.top.logprobs).tolist()
         self._vocab_size = vocab_size

@@ -32,7 +32,7 @@ from orca_jax.exec.rows import (
 )
 from orca_jax.exec.sampling.adjust import WORD, Context, change_logits
 from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
-from orca_jax.exec.sampling.logprobs import Scores, no_scores, score
+from orca_jax.exec.sampling.logprobs import TokenScores, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.values.platforms import Platform
@@ -144,7 +144,7 @@ class Drawn(NamedTuple):
 
     tokens: Int[Array, " B"]
     finite: Bool[Array, " B"]
-    scores: Scores | None = None  # of the full sampler
+    scores: TokenScores | None = None  # of the full sampler
 
 
 def plain_kinds(platform: Platform) -> tuple[Kind, ...]:

@@ -18,7 +18,7 @@ from orca_jax.exec.sampling.draw import SamplingParameters, VocabularyShards, sa
 from orca_jax.exec.sampling.programs import Drawn, pack_masks, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
-from orca_jax.values.ranges import MAX_LOGIT_BIAS
+from orca_jax.values.request import MAX_LOGIT_BIAS
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 VOCAB, COLUMNS, LONGEST, ROWS = 1000, 1024, 300, 4

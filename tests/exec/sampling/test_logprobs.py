@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
-from orca_jax.values.ranges import MAX_LOGPROBS
+from orca_jax.values.request import MAX_LOGPROBS
 from tests.exec.sampling.test_adjust import COLUMNS, VOCAB, Row, draw, parameters, some_logits
 
 WIDTH = 6

@@ -7,8 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from orca_jax.serve.openai.schema.limits import MAX_NAME, MAX_PROMPT_IDS
 from orca_jax.serve.openai.schema.sampling import CallerId, Prompts, Seconds, within
-from orca_jax.values.ranges import RANGES
-from orca_jax.values.request import Pooling
+from orca_jax.values.request import RANGES, Pooling
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

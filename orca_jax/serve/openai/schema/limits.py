@@ -1,6 +1,6 @@
 """Limits of single fields, shared by the tables of fields, the documents and the checks."""
 
-from orca_jax.values.ranges import MAX_CANDIDATES
+from orca_jax.values.request import MAX_CANDIDATES
 
 MAX_PROMPTS = 1024  # in one call
 MAX_CHOICES = MAX_CANDIDATES  # for n and best_of

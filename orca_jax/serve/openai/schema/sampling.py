@@ -22,7 +22,7 @@ from orca_jax.serve.openai.schema.limits import (
     MAX_STOP_STRINGS,
 )
 from orca_jax.serve.openai.schema.structured import ResponseFormat, StructuredOutputs
-from orca_jax.values.ranges import MAX_LOGIT_BIAS, RANGES, TOKEN_ID, Range
+from orca_jax.values.request import MAX_LOGIT_BIAS, RANGES, TOKEN_ID, Range
 
 
 def within(known: Range, **schema: Any) -> Meta:
