@@ -25,13 +25,13 @@ from orca_jax.llm.arguments import (
     plain_prompt,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
-from orca_jax.llm.decide import DecisionTexts, own_salt
+from orca_jax.llm.decide import DecisionTexts
 from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.decisions.questions import Question
-from orca_jax.text.decisions.reads import KindFits, OptionOrder, TypedAnswer
+from orca_jax.text.decisions.reads import FitsByKind, OptionOrder, TypedAnswer, own_salt
 from orca_jax.text.tokenizer import Tokenizer, check_characters, load_tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
 from orca_jax.values.errors import ConfigError, EngineDeadError, EngineError, RequestError
@@ -193,7 +193,7 @@ class AsyncLLM:
         *,
         order: OptionOrder = "given",
         temperature: float = 1.0,
-        calibration: KindFits | None = None,
+        calibration: FitsByKind | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str = "",

@@ -1,7 +1,6 @@
 """Decisions of `LLM` and `AsyncLLM`: reads of a call, prepared from its state and its questions."""
 
 import threading
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,11 +77,6 @@ class DecisionTexts:
             return self._tokenizer.encode(question + frame.tail, False)
 
         return reading(questions, state_ids, encode, labels, order)
-
-
-def own_salt(salt: str, *, reuses_prefixes: bool) -> str:
-    """The salt of a call: its own one if nothing may be reused between calls."""
-    return salt if reuses_prefixes else f"{salt}\n{uuid.uuid4().hex}"
 
 
 def scores_of(prompts: Iterable[OpenPrompt]) -> list[TokenLogprobs]:

@@ -26,14 +26,14 @@ from orca_jax.llm.arguments import (
     urgencies,
 )
 from orca_jax.llm.chat import ChatTokenizer, Conversation, Conversations, as_conversations
-from orca_jax.llm.decide import DecisionTexts, own_salt, scores_of
+from orca_jax.llm.decide import DecisionTexts, scores_of
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import Turns
 from orca_jax.text.decisions.questions import Question
-from orca_jax.text.decisions.reads import KindFits, OptionOrder, TypedAnswer
+from orca_jax.text.decisions.reads import FitsByKind, OptionOrder, TypedAnswer, own_salt
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
@@ -209,7 +209,7 @@ class LLM:
         *,
         order: OptionOrder = "given",
         temperature: float = 1.0,
-        calibration: KindFits | None = None,
+        calibration: FitsByKind | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str = "",

@@ -22,9 +22,11 @@ from orca_jax.serve.access import (
 from orca_jax.serve.admin import ADMIN_PATH, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
+from orca_jax.serve.decisions import decide, system_one
 from orca_jax.serve.handlers import Silence, complete, embed, error_response, read_json_body
 from orca_jax.serve.health import health_routes, metrics_route, root_route
 from orca_jax.serve.models import model_routes
+from orca_jax.serve.openai.decisions import systemone, wires
 from orca_jax.serve.openai.embeddings import EMBEDDINGS
 from orca_jax.serve.openai.endpoints import ENDPOINTS
 from orca_jax.serve.openai.errors import ApiError
@@ -84,6 +86,8 @@ def _work_routes(service: Service, config: ServerConfig) -> list[Route]:
         ),
         *messages_routes(service),
         _post(EMBEDDINGS, partial(embed, service)),
+        _post(wires.ENDPOINT, partial(decide, service)),
+        _post(systemone.ENDPOINT, partial(system_one, service)),
         _post("/apply-template", partial(apply_template, service)),
         _post("/tokenize", partial(tokenize, service)),
         _post("/detokenize", partial(detokenize, service)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
-from orca_jax.text.decisions.questions import NUM_DIGITS, Alphabet
+from orca_jax.text.decisions.questions import MAX_OPTIONS, NUM_DIGITS, Alphabet
 from orca_jax.text.tokenizer import Tokenizer
 
 LETTERS = tuple(string.ascii_uppercase)
@@ -55,6 +55,14 @@ class LabelFinder:
         self._tail = tail
         self._before = tokenizer.encode(tail, False)
         self.find = lru_cache(maxsize=None)(self._find)  # few alphabets, and numbers below 256
+
+    def most_single(self, alphabet: Alphabet) -> int:
+        """The most options with single labels, up to the limit of options."""
+        counts = {"words": (2,), "digits": (NUM_DIGITS,)}.get(alphabet, (MAX_OPTIONS, len(LETTERS)))
+        for number in counts:
+            if self.find(alphabet, number).are_single:
+                return number
+        return 0
 
     def _find(self, alphabet: Alphabet, number: int) -> AnswerLabels:
         """The labels of so many options.

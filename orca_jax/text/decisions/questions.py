@@ -91,6 +91,11 @@ class Question:
             return range(number)
         return (0, number // 2)
 
+    @property
+    def size(self) -> int:
+        """Characters of the question and its options, about."""
+        return len(self.text) + sum(len(option.line) for option in self.options)
+
     def prompt(self, labels: Sequence[str], rotation: int = 0) -> str:
         """The text of the question. Label i stands for option (i + rotation) modulo their number."""
         lines = []

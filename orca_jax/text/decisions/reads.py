@@ -1,6 +1,7 @@
 """Reads: requests for one token, whose given ids are scored; and the answers made from their scores."""
 
 import math
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
@@ -30,7 +31,7 @@ class Fitted(NamedTuple):
     bias: tuple[float, ...] = ()
 
 
-KindFits = Mapping[QuestionKind, Fitted]
+FitsByKind = Mapping[QuestionKind, Fitted]
 """A calibration by kind of question; kinds without one are left as they are."""
 
 
@@ -51,6 +52,7 @@ class TypedAnswer:
         label_mass: the probability that the model gives to all labels together, before any other token. The mean of
             several reads.
         flips: orders of the options in which another option is the most probable one.
+        num_orders: orders of the options that were read.
         are_single: True if each label is a single token; else their log probabilities are sums.
         is_calibrated: True if a calibration was used.
     """
@@ -59,6 +61,7 @@ class TypedAnswer:
     probabilities: tuple[float, ...]
     label_mass: float
     flips: int = 0
+    num_orders: int = 1
     are_single: bool = True
     is_calibrated: bool = False
 
@@ -119,6 +122,12 @@ class Readout:
     labels: Sequence[AnswerLabels] = field(repr=False)
     rotations: Sequence[Sequence[int]] = field(repr=False)
 
+    @property
+    def num_reads(self) -> list[int]:
+        """The number of reads of each question."""
+        pairs = zip(self.labels, self.rotations, strict=True)
+        return [len(labels.following) * len(rotations) for labels, rotations in pairs]
+
     def params(self, read: Read, salt: str) -> SamplingParams:
         """The parameters of a read. Only reads with the same salt share their state."""
         return SamplingParams(
@@ -135,7 +144,7 @@ class Readout:
         self,
         scores: Sequence[TokenLogprobs],
         temperature: float = 1.0,
-        calibration: KindFits | None = None,
+        calibration: FitsByKind | None = None,
     ) -> list[TypedAnswer]:
         """The answers, in the order of the questions.
 
@@ -266,9 +275,15 @@ def _decision(
         question,
         tuple(mean),
         label_mass=math.fsum(read.label_mass for read in by_rotation) / len(found),
+        num_orders=len(found),
         flips=sum(each.index(max(each)) != best for each in found),
         is_calibrated=fitted is not None,
     )
+
+
+def own_salt(salt: str, *, reuses_prefixes: bool) -> str:
+    """The salt of a call: its own one if nothing may be reused between calls."""
+    return salt if reuses_prefixes else f"{salt}\n{uuid.uuid4().hex}"
 
 
 def softmax(logprobs: Sequence[float], temperature: float = 1.0) -> list[float]:

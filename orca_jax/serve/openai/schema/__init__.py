@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca_jax.serve.openai.schema.chat import ChatRequest
+from orca_jax.serve.openai.schema.decisions.bodies import DecisionRequest, SystemRequest
 from orca_jax.serve.openai.schema.embeddings import EmbeddingRequest
 from orca_jax.serve.openai.schema.messages import MessagesRequest
 from orca_jax.serve.openai.schema.messages import settle as settle_messages
@@ -15,10 +16,12 @@ from orca_jax.serve.openai.schema.tokens import DetokenizeRequest, TokenizeReque
 from orca_jax.serve.openai.schema.unused import (
     CHAT,
     COMPLETION,
+    DECISION,
     EMBEDDING,
     MESSAGES,
     NOTHING,
     RESPONSES,
+    SYSTEM,
     TOKENIZE,
 )
 
@@ -28,6 +31,8 @@ tokenize_parser = BodyParser(TokenizeRequest, TOKENIZE)
 detokenize_parser = BodyParser(DetokenizeRequest, NOTHING)
 messages_parser = BodyParser(MessagesRequest, MESSAGES, settle_messages)
 embedding_parser = BodyParser(EmbeddingRequest, EMBEDDING)
+decision_parser = BodyParser(DecisionRequest, DECISION)
+system_parser = BodyParser(SystemRequest, SYSTEM)
 responses_parser = BodyParser(ResponsesRequest, RESPONSES, settle_responses)
 PARSERS: Mapping[str, BodyParser[Any]] = {
     "POST /v1/completions": completion_parser,
@@ -35,6 +40,8 @@ PARSERS: Mapping[str, BodyParser[Any]] = {
     "POST /v1/messages": messages_parser,
     "POST /v1/responses": responses_parser,
     "POST /v1/embeddings": embedding_parser,
+    "POST /v1/decisions": decision_parser,
+    "POST /v1/systemone": system_parser,
     "POST /tokenize": tokenize_parser,
     "POST /detokenize": detokenize_parser,
 }
