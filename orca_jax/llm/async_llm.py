@@ -213,7 +213,7 @@ class AsyncLLM:
             Submit(
                 client.new_request_id(),
                 read.prompt_ids,
-                reading.params(read, salt),
+                read.params(reading.shared, salt),
                 urgency,
                 adapter,
             )

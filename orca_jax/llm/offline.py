@@ -245,7 +245,7 @@ class LLM:
         salt = own_salt(cache_salt, reuses_prefixes=self._built.summary.reuses_prefixes)
         call, added = self._add(
             [read.prompt_ids for read in reading.reads],
-            [reading.params(read, salt) for read in reading.reads],
+            [read.params(reading.shared, salt) for read in reading.reads],
             [priority] * len(reading.reads),
             lora_request=lora_request,
         )

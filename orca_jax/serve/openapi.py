@@ -41,6 +41,12 @@ from orca_jax.serve.openai.schema.decisions.answers import (
     SystemAnswers,
     SystemOneError,
 )
+from orca_jax.serve.openai.schema.decisions.neighbours import (
+    ClassList,
+    ItemScores,
+    RerankList,
+    ScoreList,
+)
 from orca_jax.serve.openai.schema.embeddings import EmbeddingList
 from orca_jax.serve.openai.schema.tokens import Detokenized, Rendered, Tokenized
 
@@ -60,6 +66,7 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ),
     EmbeddingList,
     *(DecisionList, NamedDecisions, SystemAnswers, SystemOneError),
+    *(RerankList, ClassList, ScoreList, ItemScores),
     Rendered,
     *(MessageAnswer, TokenCount, MessagesError),
     *(ModelResponse, DeletedResponse, ResponseItemList, InputTokens),
@@ -85,7 +92,8 @@ _EVENTS = (
 _MESSAGE_EVENTS = (
     " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
 )
-_OF_READS = ("EmbeddingList", "DecisionList", "SystemAnswers")
+_OF_NEIGHBOURS = ("RerankList", "ClassList", "ScoreList", "ItemScores")
+_OF_READS = ("EmbeddingList", "DecisionList", "SystemAnswers", *_OF_NEIGHBOURS)
 _OF_BODIES = (400, 404, 413, 415, 429)
 _OF_ENGINE = (408, 500)
 
@@ -264,6 +272,7 @@ def _prompts(post: Callable[..., Document], hello: list[Document]) -> Document:
             state="The parcel came broken.",
             questions={"damage": {"type": "noul", "instructions": "Is it about damage?"}},
         ),
+        **_neighbours(post),
         "/apply-template": post(
             "Text of the prompt, for llama.cpp", "ChatRequest", "Detokenized", False, messages=hello
         ),
@@ -284,6 +293,32 @@ def _prompts(post: Callable[..., Document], hello: list[Document]) -> Document:
     of_prompts = answer["content"]["application/json"]
     of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
     return found
+
+
+def _neighbours(post: Callable[..., Document]) -> Document:
+    """The paths that decisions answer too."""
+    documents = {"query": "sea", "documents": ["The sea was calm.", "A dog ran."]}
+    scored = {"query": "Once", "items": [" upon", " more"], "label_token_ids": [1, 2]}
+    summary = "Relevance of documents to a query"
+    score = "Probabilities of given tokens after a query and each item"
+    return {
+        **{
+            path: post(summary, "RerankRequest", "RerankList", False, **documents)
+            for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+        },
+        "/classify": post(
+            "One of the given labels for each text",
+            "ClassifyRequest",
+            "ClassList",
+            False,
+            input="The sea was calm.",
+            labels=["sea", "land"],
+        ),
+        "/v1/score": post(f"{score}, for SGLang", "ScoreRequest", "ScoreList", False, **scored),
+        "/generative_scoring": post(
+            f"{score}, for vLLM", "ScoreRequest", "ItemScores", False, **scored
+        ),
+    }
 
 
 def _add_links(paths: Document) -> None:

@@ -99,7 +99,7 @@ def test_after_a_preemption(alone: list[Any]) -> None:
         reading = llm._decision_texts.reading(STATE, questions(24), "given", 1.0, None, None)
         names = [f"read {index}" for index in range(24)]
         for name, read in zip(names, reading.reads, strict=True):
-            llm.engine.add_request(name, read.prompt_ids, reading.params(read, ""))
+            llm.engine.add_request(name, read.prompt_ids, read.params(reading.shared, ""))
         pool = llm.engine.pool
         updates = []
         while llm.engine.has_work:

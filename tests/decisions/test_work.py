@@ -54,7 +54,7 @@ def test_two_calls_at_once_share_their_state_only_with_reuse(llm: LLM) -> None:
     for salt in ("a", "a"):
         for index, read in enumerate(reading.reads[:4]):
             name = f"{llm.engine.pool.num_arrived} {index}"
-            llm.engine.add_request(name, read.prompt_ids, reading.params(read, salt))
+            llm.engine.add_request(name, read.prompt_ids, read.params(reading.shared, salt))
     before = llm.engine.executor.stats.tokens
     while llm.engine.has_work:
         llm.engine.step()

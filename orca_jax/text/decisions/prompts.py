@@ -51,15 +51,16 @@ class Marked(NamedTuple):
         return PromptFrame(head, tail + _closing(tail, template))
 
 
-def marked(state: str, before: Sequence[StateMessage] = ()) -> Marked:
+def marked(state: str, before: Sequence[StateMessage] = (), separator: str = "\n\n") -> Marked:
     """A conversation with a state in its last message, and the place of the question after it.
 
     Args:
         state: the state; empty for none.
         before: the messages before it.
+        separator: the text between the state and the question.
     """
     mark = secrets.token_hex(16)
-    content = f"{state}\n\n{mark}" if state else mark
+    content = f"{state}{separator}{mark}" if state else mark
     return Marked([*before, {"role": "user", "content": content}], mark)
 
 

@@ -43,6 +43,8 @@ class Question:
         text: the question; empty for none.
         options: the answers in order. For "yes_no" the first one is no, and the second one yes.
         alphabet: the labels that the model answers with.
+        before: text before it.
+        is_plain: True if the text is all that the model reads.
 
     Raises:
         RequestError: `param` is "options" or "levels".
@@ -52,6 +54,8 @@ class Question:
     text: str
     options: tuple[AnswerOption, ...]
     alphabet: Alphabet
+    before: str = ""
+    is_plain: bool = False
 
     def __post_init__(self) -> None:
         param = "levels" if self.kind == "score" else "options"
@@ -94,10 +98,12 @@ class Question:
     @property
     def size(self) -> int:
         """Characters of the question and its options, about."""
-        return len(self.text) + sum(len(option.line) for option in self.options)
+        return len(self.before) + len(self.text) + sum(len(option.line) for option in self.options)
 
     def prompt(self, labels: Sequence[str], rotation: int = 0) -> str:
         """The text of the question. Label i stands for option (i + rotation) modulo their number."""
+        if self.is_plain:
+            return self.text
         lines = []
         if self.alphabet == "words":
             lines += self._described_sides()
@@ -108,7 +114,7 @@ class Question:
             for place, label in enumerate(labels):
                 lines.append(f"{label}: {self.options[(place + rotation) % number].line}")
         heading = [f"Question: {text}"] if text else []
-        return "\n".join([*heading, *lines, _CLOSINGS[self.alphabet]])
+        return self.before + "\n".join([*heading, *lines, _CLOSINGS[self.alphabet]])
 
     def _described_sides(self) -> list[str]:
         no, yes = self.options

@@ -41,6 +41,18 @@ class Read(NamedTuple):
     prompt_ids: list[int]
     ids: tuple[int, ...]  # to score
 
+    def params(self, shared: int, salt: str) -> SamplingParams:
+        """The parameters of a read. Only reads with the same salt share their first `shared` tokens."""
+        return SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            logprob_token_ids=self.ids,
+            shared_tokens=shared,
+            cache_salt=salt,
+        )
+
 
 @dataclass(frozen=True)
 class TypedAnswer:
@@ -127,18 +139,6 @@ class Readout:
         """The number of reads of each question."""
         pairs = zip(self.labels, self.rotations, strict=True)
         return [len(labels.following) * len(rotations) for labels, rotations in pairs]
-
-    def params(self, read: Read, salt: str) -> SamplingParams:
-        """The parameters of a read. Only reads with the same salt share their state."""
-        return SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            ignore_eos=True,
-            detokenize=False,
-            logprob_token_ids=read.ids,
-            shared_tokens=self.shared,
-            cache_salt=salt,
-        )
 
     def decisions(
         self,

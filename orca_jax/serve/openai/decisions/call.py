@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from orca_jax.link.admission import Deadlines
@@ -13,11 +13,11 @@ from orca_jax.serve.openai.errors import ApiError, PromptTooLong
 from orca_jax.serve.openai.generation import Receive
 from orca_jax.serve.openai.model import Service
 from orca_jax.serve.openai.preparation import check_urgency, rendered, salt_of, urgency_of
-from orca_jax.serve.openai.schema.decisions.bodies import DecisionFields
+from orca_jax.serve.openai.schema.decisions.bodies import ReadFields
 from orca_jax.serve.openai.single import SingleJob
-from orca_jax.text.decisions.prompts import VARIABLES, PromptFrame, StateMessage, marked
+from orca_jax.text.decisions.prompts import VARIABLES, PromptFrame, marked
 from orca_jax.text.decisions.questions import Question
-from orca_jax.text.decisions.reads import Readout, TypedAnswer, own_salt, reading
+from orca_jax.text.decisions.reads import OptionOrder, Read, Readout, TypedAnswer, own_salt, reading
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import RequestUpdate, TokenLogprobs
 
@@ -34,15 +34,23 @@ class AskedDecisions:
         state: the text before each question; empty for none.
         before: the messages before it.
         questions: the questions in order.
+        questions_param: the field with them.
+        separator: the text between the state and a question.
+        order: the order of options.
+        variables: further variables of the chat template.
     """
 
     id: str
     endpoint: str
-    fields: DecisionFields
+    fields: ReadFields
     state_param: str
     state: str
     before: Sequence[TemplateMessage] = ()
     questions: Sequence[Question]
+    questions_param: str = "questions"
+    separator: str = "\n\n"
+    order: OptionOrder = "given"
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 class DecisionJob(NamedTuple):
@@ -89,27 +97,17 @@ async def prepare(
     except ApiError as error:
         error.rename({"messages": asked.state_param})
         raise
-    model = service.model
-    for read in readout.reads:
-        number = len(read.prompt_ids)
-        if number >= model.context:
-            message = (
-                f"this model's maximum context length is {model.context} tokens, and {asked.state_param} with a "
-                f"question has {number}; shorten it"
-            )
-            raise PromptTooLong(message, asked.state_param, number, model.context - 1)
-    summary = service.client.summary
-    reuses = summary is not None and summary.reuses_prefixes
-    salt = own_salt(salt_of(service, fields, caller), reuses_prefixes=reuses)
+    checked_length(service, readout.reads, asked.state_param)
+    salt = salted(service, fields, caller)
     urgency = urgency_of(fields, caller)
     adapter = service.adapter_of(fields.model)
     new_id = service.client.new_request_id
     submits = [
-        Submit(new_id(), read.prompt_ids, readout.params(read, salt), urgency, adapter)
+        Submit(new_id(), read.prompt_ids, read.params(readout.shared, salt), urgency, adapter)
         for read in readout.reads
     ]
     deadlines = Deadlines(fields.queue_timeout, fields.timeout)
-    job = SingleJob(asked.id, asked.endpoint, submits, deadlines, _scores_in, asked.state_param)
+    job = SingleJob(asked.id, asked.endpoint, submits, deadlines, scores_in, asked.state_param)
     return DecisionJob(asked, readout, job)
 
 
@@ -127,19 +125,38 @@ async def run(service: Service, job: DecisionJob, receive: Receive) -> Decided:
     return Decided(answers, readout.shared + own, cached, finished.weight_version)
 
 
-def new_id(fields: DecisionFields, name: str, prefix: str) -> str:
+def checked_length(service: Service, reads: Sequence[Read], param: str) -> None:
+    """Raise ApiError if a prompt leaves no room for its token. `param` is the field with the state."""
+    context = service.model.context
+    longest = max([len(read.prompt_ids) for read in reads])
+    if longest >= context:
+        message = (
+            f"this model's maximum context length is {context} tokens, and {param} with a question has {longest}; "
+            "shorten it"
+        )
+        raise PromptTooLong(message, param, longest, context - 1)
+
+
+def salted(service: Service, fields: ReadFields, caller: str | None) -> str:
+    """The salt of the reads of a call."""
+    summary = service.client.summary
+    reuses = summary is not None and summary.reuses_prefixes
+    return own_salt(salt_of(service, fields, caller), reuses_prefixes=reuses)
+
+
+def new_id(fields: ReadFields, name: str, prefix: str) -> str:
     """The id of an answer."""
     return f"{prefix}-{fields.request_id or name or uuid.uuid4().hex}"
 
 
 async def _readout(service: Service, asked: AskedDecisions) -> Readout:
     """The reads of a call. Raises ApiError."""
-    variables = asked.fields.chat_template_kwargs or {}
+    variables = asked.variables
     if any([variables.get(name) for name in VARIABLES]):
         name = "chat_template_kwargs"
         message = f"{name}: a decision has no thought; leave out {' and '.join(VARIABLES)}"
         raise ApiError(400, message, name, code="unsupported_parameter")
-    frame = await _frame(service, asked.state, asked.before, variables)
+    frame = await _frame(service, asked)
     state_ids = await service.encode(frame.head, asked.state_param, False)
     model = service.model
 
@@ -152,23 +169,17 @@ async def _readout(service: Service, asked: AskedDecisions) -> Readout:
 
     def read() -> Readout:
         labels = service.labels_at(frame.tail)
-        order = asked.fields.order or "given"
-        return reading(asked.questions, state_ids, encode, labels, order)
+        return reading(asked.questions, state_ids, encode, labels, asked.order)
 
     size = sum([question.size for question in asked.questions])
-    return await service.encoding(read, "questions", size)
+    return await service.encoding(read, asked.questions_param, size)
 
 
-async def _frame(
-    service: Service,
-    state: str,
-    before: Sequence[StateMessage],
-    variables: Mapping[str, object],
-) -> PromptFrame:
+async def _frame(service: Service, asked: AskedDecisions) -> PromptFrame:
     """The texts around the questions of a call. Raises ApiError."""
-    conversation = marked(state, before)
+    conversation = marked(asked.state, asked.before, asked.separator)
     messages = [dict(message) for message in conversation.messages]
-    prompt = TemplatePrompt(messages, variables={**VARIABLES, **variables})
+    prompt = TemplatePrompt(messages, variables={**VARIABLES, **asked.variables})
     text = await rendered(service, prompt, [])
     template = service.model.template
     assert template is not None, "a conversation was rendered without a template"
@@ -178,7 +189,8 @@ async def _frame(
         raise ApiError(400, error.message, error.param, code="unsupported_model") from None
 
 
-def _scores_in(update: RequestUpdate) -> TokenLogprobs | None:
+def scores_in(update: RequestUpdate) -> TokenLogprobs | None:
+    """The scores in the last update of a read; None if it has none."""
     if not update.logprobs:
         return None
     return update.logprobs[-1]

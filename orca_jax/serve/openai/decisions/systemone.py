@@ -42,6 +42,8 @@ def understood(call: SystemRequest, name: str) -> AskedDecisions:
         state=as_text(call.state),
         before=before,
         questions=questions,
+        order=call.order or "given",
+        variables=call.chat_template_kwargs or {},
     )
 
 

@@ -61,6 +61,8 @@ def understood(service: Service, call: DecisionRequest, name: str) -> AskedDecis
         state=state,
         before=before,
         questions=questions,
+        order=call.order or "given",
+        variables=call.chat_template_kwargs or {},
     )
 
 

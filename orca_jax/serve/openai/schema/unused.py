@@ -108,6 +108,8 @@ DECISION: UnusedFields = {
     **{name: COMMON[name] for name in (*_OF_CALLS, *_OF_CACHES)},
     **_rows(_TABLES["decision"]),
 }
+CALLS: UnusedFields = {name: COMMON[name] for name in _OF_CALLS}
+RERANK: UnusedFields = {**CALLS, **_rows(_TABLES["rerank"])}
 SYSTEM: UnusedFields = {name: DECISION[name] for name in (*_OF_CALLS, "images", "joint")}
 RESPONSES: UnusedFields = {
     **{name: COMMON[name] for name in _OF_AGENTS},

@@ -17,19 +17,24 @@ MAX_QUESTIONS = 400  # OpenAI's
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-class DecisionFields(msgspec.Struct, frozen=True, kw_only=True):
+class ReadFields(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all bodies that are answered by reads. For every field, `null` means "not given"."""
 
     model: str | None = None
-    order: OptionOrder | None = None
     temperature: Annotated[float, within(TEMPERATURE)] | None = None
-    chat_template_kwargs: JsonObject | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     priority: Annotated[int, within(RANGES["priority"])] | None = None
     user: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     request_id: CallerId | None = None
     queue_timeout: Seconds | None = None
     timeout: Seconds | None = None
+
+
+class DecisionFields(ReadFields, frozen=True, kw_only=True):
+    """Base of bodies with typed questions."""
+
+    order: OptionOrder | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class DecisionOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
