@@ -1,6 +1,7 @@
 """Iteration-level scheduling and selective batching for Transformer generation in JAX.
 
-`LLM`, `AsyncLLM` and `RequestOutput` are imported on first use, so that `import orca_jax` is fast and needs no device.
+`LLM`, `AsyncLLM`, `Question` and `RequestOutput` are imported on first use, so that `import orca_jax` is fast and needs
+no device.
 """
 
 import signal
@@ -11,14 +12,16 @@ if sys.argv[:1] == ["-m"] or (sys.argv[:1] and sys.argv[0].endswith("/orca-jax")
     # The package is run as a program. Ctrl-C during its imports ends it without a traceback, until `run_program`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from orca_jax.values.request import LoRARequest, SamplingParams
+from orca_jax.values.lora_request import LoRARequest
+from orca_jax.values.request import SamplingParams
 
 if TYPE_CHECKING:
     from orca_jax.llm import LLM
     from orca_jax.llm.async_llm import AsyncLLM
     from orca_jax.llm.outputs import RequestOutput
+    from orca_jax.text.decisions.questions import Question
 
-__all__ = ["LLM", "AsyncLLM", "LoRARequest", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "LoRARequest", "Question", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:
@@ -30,6 +33,10 @@ def __getattr__(name: str) -> object:
         from orca_jax.llm.outputs import RequestOutput
 
         return RequestOutput
+    if name == "Question":
+        from orca_jax.text.decisions.questions import Question
+
+        return Question
     if name == "AsyncLLM":
         from orca_jax.llm.async_llm import AsyncLLM
 

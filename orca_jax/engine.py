@@ -16,9 +16,9 @@ from orca_jax.sched.observer import Observer, Observers
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
-    Adapter,
     Constraint,
     RequestUpdate,
     SamplingParams,

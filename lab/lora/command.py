@@ -25,7 +25,8 @@ from orca_jax.model.lora.stacks import groups_of, zero_values
 from orca_jax.model.sharding import on_shards
 from orca_jax.values.config import EngineConfig, LoraConfig, ModelConfig
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.request import Adapter, SamplingParams
+from orca_jax.values.lora_request import Adapter
+from orca_jax.values.request import SamplingParams
 
 PROMPT_TOKENS = 16
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from orca_jax.exec.host import trim_heap
 from orca_jax.model.lora.peft_config import CONFIG, config_bytes
 from orca_jax.values.config import DType, LoraConfig, ModelConfig
 from orca_jax.values.errors import CheckpointError, ConfigError, OrcaError, RequestError
-from orca_jax.values.request import Adapter
+from orca_jax.values.lora_request import Adapter
 
 _TOY_NUMBERS = 10_000
 

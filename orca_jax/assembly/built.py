@@ -149,7 +149,7 @@ def summary_of(
         start=start,
         page_size=kv.page_size,
         num_pages=kv.num_blocks[0],
-        reuses_prefixes=pool.reuse is not None,
+        reuses_prefixes=pool.reuses_prefixes,
     )
     if placed is None:
         return summary

@@ -104,7 +104,7 @@ def resolve(
         pipeline_parallel_size=len(placed.stages),
         lora=choices.lora,
         num_drafts=choices.most_drafts,
-        copies_blocks=choices.requests.reuses_prefixes,
+        copies_blocks=choices.traits.shares_prefixes,
     )
 
 

@@ -83,6 +83,7 @@ def build_scheduling(
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=requests.reuses_prefixes,
+        reuses_in_calls=traits.shares_prefixes,
         predictor=predictor,
         adapters=AdapterSlots(choices.lora.num_slots if choices.lora else 0, requests.most_loras),
         spanless_family=model.family,  # none takes vector spans yet

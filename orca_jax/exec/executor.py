@@ -246,7 +246,7 @@ class JaxExecutor:
         self.stats.launches += 1
         self.stats.tokens += num_tokens
         self.stats.padding_tokens += bucket - num_tokens
-        return Launch(kept, hidden, [self._rows.logprobs[row] for row in kept.row.tolist()])
+        return Launch.of_plan(plan, kept, hidden, self._rows)
 
     def _read(self, handle: JaxHandle) -> StepResult:
         """Wait for results."""
@@ -291,7 +291,7 @@ class JaxExecutor:
         draws = pack_draws(launch.kept, rows, shapes.draws_layouts[width])
         extras = mask = None
         if is_full:
-            extras = pack_extras(launch.kept, rows, shapes.extras_layouts[width])
+            extras = pack_extras(launch.kept, launch.num_top, rows, shapes.extras_layouts[width])
         if masks:
             mask = pack_masks(masks, width, shapes.num_columns)
         packed = time.perf_counter()
@@ -404,7 +404,8 @@ class JaxExecutor:
         for width in shapes.full_widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             shapes.draws_layouts[width].views(draws)["position"][:most] = 1
-            extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
+            layout = shapes.extras_layouts[width]
+            extras = pack_extras(launch.kept, launch.num_top, self._rows, layout)
             run_full = partial(self._run_sampler, width, launch.hidden, draws, extras, None)
             times.measure_sampler(run_full, is_plain=False)
 

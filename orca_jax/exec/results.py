@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca_jax.exec.pack import Kept
-from orca_jax.exec.rows import VectorSums
+from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.values.request import TokenLogprobs, TokenSet
@@ -37,8 +37,9 @@ class Launch:
 
     kept: Kept
     hidden: jax.Array
-    # log probabilities to report for the row of each kept token; None: not requested
+    # most probable tokens to report for each kept token; None: nothing is requested
     num_top: list[int | None]
+    scored: list[Sequence[int]]  # ids to score in place of these
     drawn: Drawn | None = None  # None: no token is kept, or the sampler waits for the allowed ids
 
     @property
@@ -52,7 +53,20 @@ class Launch:
     def of_nothing(cls, hidden: jax.Array) -> "Launch":
         """A launch without kept tokens."""
         empty = np.zeros(0, np.int32)
-        return cls(Kept([], [], empty, empty, empty), hidden, [])
+        return cls(Kept([], [], empty, empty, empty), hidden, [], [])
+
+    @classmethod
+    def of_plan(cls, plan: StepPlan, kept: Kept, hidden: jax.Array, rows: RowTable) -> "Launch":
+        """A launch with kept tokens of a plan."""
+        num_top: list[int | None] = []
+        scored: list[Sequence[int]] = []
+        for index, target, row in zip(kept.members, kept.targets, kept.row.tolist(), strict=True):
+            count = rows.logprobs[row]
+            if target is not None:
+                count = plan.members[index].num_top_targets
+            num_top.append(count)
+            scored.append(rows.scored[row])  # none in the row of targets
+        return cls(kept, hidden, num_top, scored)
 
     def is_constrained(self, plan: StepPlan) -> bool:
         """True if a token is drawn here for a constrained member."""
@@ -92,7 +106,7 @@ def read_results(
             continue
         reader = _reader(launch, vocab_size)
         if reader is not None:
-            _read_scores(plan, launch, reader, scores)
+            _read_scores(launch, reader, scores)
         for index, draw in _draws(launch, launch.drawn, reader):
             drawn[index].append(draw)
     results = []
@@ -110,13 +124,13 @@ def read_results(
 
 
 def _read_scores(
-    plan: StepPlan, launch: Launch, reader: LogprobReader, scores: Mapping[int, list[TokenLogprobs]]
+    launch: Launch, reader: LogprobReader, scores: Mapping[int, list[TokenLogprobs]]
 ) -> None:
     """Add the log probabilities of the targets of a launch to the scores of their members."""
     places = zip(launch.kept.members, launch.kept.targets, strict=True)
     for place, (index, target) in enumerate(places):
         if target is not None:
-            scores[index].append(reader.read(place, plan.members[index].num_top_targets))
+            scores[index].append(reader.read(place, launch.num_top[place] or 0))
 
 
 def _draws(
@@ -135,7 +149,9 @@ def _draws(
             continue
         logprobs = None
         num_top = launch.num_top[place]
-        if num_top is not None:
+        if launch.scored[place]:
+            logprobs = reader.read_listed(place, launch.scored[place])
+        elif num_top is not None:
             logprobs = reader.read(place, num_top)
         yield index, (tokens[place], finite[place], logprobs)
 
@@ -173,12 +189,11 @@ def _verified(member: Member, drawn: Sequence[_Draw]) -> MemberResult:
 
 def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:
     """The log probabilities of a launch; None if none is requested, because reading is a transfer."""
-    if launch.drawn is None or launch.drawn.top is None:
+    if launch.drawn is None or launch.drawn.scores is None:
         return None
-    is_requested = launch.kept.has_targets or any([count is not None for count in launch.num_top])
-    if not is_requested:
+    if all([count is None for count in launch.num_top]):
         return None
-    return LogprobReader(launch.drawn.top, vocab_size)
+    return LogprobReader(launch.drawn.scores, vocab_size, has_listed=any(launch.scored))
 
 
 class IdleWatch:

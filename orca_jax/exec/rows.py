@@ -36,9 +36,11 @@ class Extras(NamedTuple):
     frequency: Float[Array, " B"]
     repetition: Float[Array, " B"]
     num_prompt: Int[Array, " B"]  # the context's first tokens, which were not generated
-    bias_id: Int[Array, "B M"]
-    bias: Float[Array, "B M"]  # 0 for padding
+    num_scored: Int[Array, " B"]  # of the listed ids, the first ones: those to score
+    listed_id: Int[Array, "B M"]  # ids to score, and after them ids with biases
+    bias: Float[Array, "B M"]  # 0 for ids to score and for padding
     wants_logprobs: Int[Array, " B"]
+    wants_top: Int[Array, " B"]
     has_target: Int[Array, " B"]
     target: Int[Array, " B"]  # the id that is scored in place of the drawn one
 
@@ -56,9 +58,15 @@ def _seed_halves(sampling: RowSampling) -> Any:
     return np.array(divmod(sampling.seed % 2**64, 2**32), np.uint32).view(np.int32)
 
 
-def _padded_bias(values: "list[Any]", dtype: DTypeLike) -> Any:
-    padded = np.zeros(MAX_LOGIT_BIAS, dtype)
-    padded[: len(values)] = values
+def _listed(row: RowSampling) -> Any:
+    ids = [*row.params.logprob_token_ids, *row.params.logit_bias]
+    return np.array(ids + [0] * (MAX_LOGIT_BIAS - len(ids)), np.int32)
+
+
+def _biases(row: RowSampling) -> Any:
+    first = len(row.params.logprob_token_ids)
+    padded = np.zeros(MAX_LOGIT_BIAS, np.float32)
+    padded[first : first + len(row.params.logit_bias)] = list(row.params.logit_bias.values())
     return padded
 
 
@@ -78,15 +86,9 @@ EXTRA_COLUMNS: Mapping[str, Column] = {
     "frequency": Column(lambda row: row.params.frequency_penalty),
     "repetition": Column(lambda row: row.params.repetition_penalty, neutral=1),
     "num_prompt": Column(lambda row: row.num_prompt, np.int32),
-    "bias_id": Column(
-        lambda row: _padded_bias(list(row.params.logit_bias), np.int32),
-        np.int32,
-        shape=(MAX_LOGIT_BIAS,),
-    ),
-    "bias": Column(
-        lambda row: _padded_bias(list(row.params.logit_bias.values()), np.float32),
-        shape=(MAX_LOGIT_BIAS,),
-    ),
+    "num_scored": Column(lambda row: len(row.params.logprob_token_ids), np.int32),
+    "listed_id": Column(_listed, np.int32, shape=(MAX_LOGIT_BIAS,)),
+    "bias": Column(_biases, shape=(MAX_LOGIT_BIAS,)),
 }
 """Fields of `Extras` that come from the row; only launches with extras send them."""
 
@@ -137,6 +139,7 @@ class RowTable:
         self.slot = np.zeros(rows, np.int32)  # of each row's adapter
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
+        self.scored: list[Sequence[int]] = [()] * rows  # ids to score after each token
 
     def update(self, members: Sequence[Member]) -> None:
         """Apply the changes of a plan."""
@@ -162,3 +165,4 @@ class RowTable:
         self.slot[row] = sampling.slot
         self.has_extras[row] = sampling.params.has_extras
         self.logprobs[row] = sampling.params.logprobs
+        self.scored[row] = sampling.params.logprob_token_ids

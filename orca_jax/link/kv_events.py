@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from orca_jax.server_config import KvEvents
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.request import Adapter
+from orca_jax.values.lora_request import Adapter
 
 MEDIUM = "GPU"  # the name of vLLM and its routers for the memory of the engine's own device
 DATA_PARALLEL_RANK = 0

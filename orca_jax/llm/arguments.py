@@ -16,13 +16,8 @@ from orca_jax.text.work_threads import WorkThreads
 from orca_jax.values.checks import unknown_name
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError, RequestError
-from orca_jax.values.request import (
-    DEFAULT_URGENCY,
-    REST_OF_CONTEXT,
-    LoRARequest,
-    SamplingParams,
-    Urgency,
-)
+from orca_jax.values.lora_request import LoRARequest
+from orca_jax.values.request import DEFAULT_URGENCY, REST_OF_CONTEXT, SamplingParams, Urgency
 from orca_jax.values.step import SpannedPrompt
 
 logger = logging.getLogger(__name__)

@@ -25,17 +25,21 @@ from orca_jax.llm.arguments import (
     plain_prompt,
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.decide import DecisionTexts
 from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.server_config import ServerConfig
+from orca_jax.text.decisions.questions import Question
+from orca_jax.text.decisions.reads import FitsByKind, OptionOrder, TypedAnswer, own_salt
 from orca_jax.text.tokenizer import Tokenizer, check_characters, load_tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
 from orca_jax.values.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from orca_jax.values.lora_request import LoRARequest
 from orca_jax.values.request import (
-    LoRARequest,
     RequestUpdate,
     SamplingParams,
+    TokenLogprobs,
     Urgency,
     of_candidate,
 )
@@ -48,6 +52,7 @@ class _Texts:
     tokenizer: Tokenizer
     conversations: Conversations
     most_tokens: int  # of a prompt
+    decisions: DecisionTexts
 
 
 def _take_updates(
@@ -181,6 +186,42 @@ class AsyncLLM:
         async for output in self._outputs(text, params, priority, False, lora_request):
             yield output
 
+    async def decide(
+        self,
+        state: Any,
+        questions: Sequence[Question],
+        *,
+        order: OptionOrder = "given",
+        temperature: float = 1.0,
+        calibration: FitsByKind | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
+    ) -> list[TypedAnswer]:
+        """Answer typed questions about a state. Arguments, answers and errors are those of `LLM.decide`."""
+        client, texts = self._parts()
+        arguments = (order, temperature, chat_template, chat_template_kwargs)
+        prepare = partial(texts.decisions.reading, state, questions, *arguments)
+        reading = await self._threads.run_async(prepare)
+        adapter = None if lora_request is None else await self._adapter(client, lora_request)
+        reuses = client.summary is not None and client.summary.reuses_prefixes
+        salt = own_salt(cache_salt, reuses_prefixes=reuses)
+        urgency = Urgency(priority)
+        submits = [
+            Submit(
+                client.new_request_id(),
+                read.prompt_ids,
+                read.params(reading.shared, salt),
+                urgency,
+                adapter,
+            )
+            for read in reading.reads
+        ]
+        scores = await _read_scores(client, submits)
+        return reading.decisions(scores, temperature, calibration)
+
     async def update_params(
         self, params: Any, version: int | None = None, *, abort_all_requests: bool = False
     ) -> int:
@@ -279,7 +320,9 @@ class AsyncLLM:
     async def _set_ready(self, ready: Ready) -> None:
         tokenizer = await asyncio.to_thread(load_tokenizer, ready.tokenizer)
         most_tokens = min(ready.max_model_len, ready.n_slots)
-        self._texts = _Texts(tokenizer, Conversations(ready.source), most_tokens)
+        conversations = Conversations(ready.source)
+        decisions = DecisionTexts(tokenizer, conversations, most_tokens)
+        self._texts = _Texts(tokenizer, conversations, most_tokens, decisions)
 
     def _parts(self) -> tuple[EngineClient, _Texts]:
         """The client and the tokenizer of the engine. Raises EngineError before the start and after the end."""
@@ -287,6 +330,28 @@ class AsyncLLM:
             message = "this AsyncLLM is not open: use it as `async with AsyncLLM(...) as llm:`"
             raise EngineError(message)
         return self._client, self._texts
+
+
+async def _read_scores(client: EngineClient, submits: Sequence[Submit]) -> list[TokenLogprobs]:
+    """The scores of all reads of a call. Raises RequestError and EngineError."""
+    found: dict[str, TokenLogprobs] = {}
+    try:
+        async with client.open(submits) as call:
+            while len(found) < len(submits):
+                found |= {update.request_id: _scores_in(update) for update in await call.receive()}
+    except (Overloaded, CallTooLarge) as error:
+        raise RequestError(error.message, param="state") from None
+    except LinkError as error:
+        raise EngineDeadError(error.message) from None
+    return [found[each.request_id] for each in submits]
+
+
+def _scores_in(update: RequestUpdate | Rejected) -> TokenLogprobs:
+    if isinstance(update, Rejected):
+        raise RequestError(update.message, param="state")
+    if not update.logprobs:
+        raise EngineError(f"a question was not answered: {update.error or 'it was aborted'}")
+    return update.logprobs[-1]
 
 
 def _checked(

@@ -39,6 +39,14 @@ class Conversations:
             ConfigError: the template is wrong; `param` is "chat_template".
             RequestError: the model has no template, a message is wrong, or the template rejects the conversation.
         """
+        template = self._template(template_file)
+        return template.render([_plain(message) for message in messages], **options)
+
+    def source(self, template_file: str | None) -> str:
+        """The source of a chat template. Errors as in `render`."""
+        return self._template(template_file).tool_source
+
+    def _template(self, template_file: str | None) -> ChatTemplate:
         with self._lock:
             template = self._templates.get(template_file) or load_chat_template(
                 self._source, template_file
@@ -47,7 +55,7 @@ class Conversations:
                 message = "this model has no chat template: give chat_template a file with one, or use generate"
                 raise RequestError(message, param="chat_template")
             self._templates[template_file] = template
-        return template.render([_plain(message) for message in messages], **options)
+        return template
 
     def close(self) -> None:
         """End the processes of the templates."""

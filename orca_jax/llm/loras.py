@@ -7,7 +7,7 @@ from orca_jax.assembly.built import Built
 from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
 from orca_jax.llm.turns import Turns
 from orca_jax.values.errors import RequestError
-from orca_jax.values.request import LoRARequest
+from orca_jax.values.lora_request import LoRARequest
 
 
 class LoadedAdapters:

@@ -3,6 +3,7 @@
 import itertools
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self, cast
 
 from orca_jax.assembly.built import Built
@@ -25,11 +26,14 @@ from orca_jax.llm.arguments import (
     urgencies,
 )
 from orca_jax.llm.chat import ChatTokenizer, Conversation, Conversations, as_conversations
+from orca_jax.llm.decide import DecisionTexts, scores_of
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import Turns
+from orca_jax.text.decisions.questions import Question
+from orca_jax.text.decisions.reads import FitsByKind, OptionOrder, TypedAnswer, own_salt
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
@@ -88,6 +92,9 @@ class LLM:
         self._turns = Turns(built.engine)
         self._loras = LoadedAdapters(built, self._turns)
         self._conversations = Conversations(built.directory)
+        self._decision_texts = DecisionTexts(
+            self.tokenizer, self._conversations, built.max_model_len
+        )
         self._ids_only = skip_tokenizer_init
         self._numbers = itertools.count()
         self._free = weakref.finalize(self, _free, built, self._conversations)
@@ -194,6 +201,57 @@ class LLM:
             for _ in self._drain(call):
                 bar.update()
         return [embedded(prompt.candidates[0], normalize) for prompt in added]
+
+    def decide(
+        self,
+        state: Any,
+        questions: Sequence[Question],
+        *,
+        order: OptionOrder = "given",
+        temperature: float = 1.0,
+        calibration: FitsByKind | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        lora_request: Loras = None,
+    ) -> list[TypedAnswer]:
+        """Answer typed questions about a state by the probabilities of their labels, one token for each.
+
+        The state is computed once, and all questions run together. A decision is the same, to the bit on a CPU, beside
+        any other requests, in any order, and from the cache.
+
+        Args:
+            state: a text, a value of JSON, or a conversation in OpenAI's format that ends with the user.
+            questions: see `orca_jax.Question`.
+            order: "given", or "averaged" over several rotations of lettered options.
+            temperature: divides the log probabilities of the labels, after the calibration.
+            calibration: see `load_calibration`; None: none.
+            chat_template: a file with another chat template; None for that of the model.
+            chat_template_kwargs: further variables of the template.
+            cache_salt: only calls with the same salt share cached states.
+            priority: as in `generate`, for all questions.
+            lora_request: the adapter, as in `generate`.
+
+        Raises:
+            ConfigError: the chat template is wrong.
+            EngineError: the logits are not finite.
+            RequestError: an argument is wrong; `param` names it.
+        """
+        self._turns.check_usable()
+        texts = self._decision_texts
+        arguments = (order, temperature, chat_template, chat_template_kwargs)
+        reading = self._threads.run_call(partial(texts.reading, state, questions, *arguments))
+        salt = own_salt(cache_salt, reuses_prefixes=self._built.summary.reuses_prefixes)
+        call, added = self._add(
+            [read.prompt_ids for read in reading.reads],
+            [read.params(reading.shared, salt) for read in reading.reads],
+            [priority] * len(reading.reads),
+            lora_request=lora_request,
+        )
+        for _ in self._drain(call):
+            pass
+        return reading.decisions(scores_of(added), temperature, calibration)
 
     def _run(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from orca_jax.llm.outputs import CompletionOutput, Logprobs, RequestOutput, by_id
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
-from orca_jax.values.request import RequestMetrics, RequestUpdate, SamplingParams
+from orca_jax.values.request import RequestMetrics, RequestUpdate, SamplingParams, TokenLogprobs
 
 
 @dataclass(eq=False)
@@ -70,6 +70,7 @@ class OpenCandidate:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    scored: TokenLogprobs | None = None  # of the ids given for it, if it was requested
     pooled: bytes | None = None  # the embedding, if it was requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     error: str | None = None
@@ -80,6 +81,8 @@ class OpenCandidate:
         """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
+        if update.logprobs and update.logprobs[-1].others is not None:
+            self.scored = update.logprobs[-1]
         if update.logprobs:
             pairs = zip(update.new_ids, update.logprobs, strict=True)
             self.logprobs += [by_id(token_id, one, self.spells) for token_id, one in pairs]

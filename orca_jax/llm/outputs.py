@@ -12,7 +12,8 @@ class Logprob(NamedTuple):
     """One token under the model's own distribution: before temperature, filters, penalties, biases and masks."""
 
     logprob: float
-    rank: int  # more probable tokens, plus one
+    # more probable tokens, plus one; None for those of `logprob_token_ids`
+    rank: int | None
     decoded_token: str | None  # None with `detokenize=False`
 
 
@@ -52,7 +53,7 @@ class RequestOutput:
 def by_id(token_id: int, one: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
     """Return the log probabilities of one position by token id. Without a tokenizer they have no texts."""
 
-    def entry(token: int, logprob: float, rank: int) -> Logprob:
+    def entry(token: int, logprob: float, rank: int | None) -> Logprob:
         text = (
             None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
         )
@@ -61,5 +62,5 @@ def by_id(token_id: int, one: TokenLogprobs, tokenizer: Tokenizer | None) -> Log
     found = {token_id: entry(token_id, one.logprob, one.rank)}
     for rank, (top, logprob) in enumerate(zip(one.top_ids, one.top_logprobs, strict=True), 1):
         if top != token_id:
-            found[top] = entry(top, logprob, rank)
+            found[top] = entry(top, logprob, rank if one.others is None else None)
     return found

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 from orca_jax.values.errors import RequestError
-from orca_jax.values.request import Adapter
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.step import SlotWrite
 
 

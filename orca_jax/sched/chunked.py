@@ -177,8 +177,8 @@ class ChunkedScheduler:
                 break  # for the same reason
             left = request.num_tokens - hit.num_tokens
             draft.choose(request, left, draft.chunk(request, left, hit.num_tokens), blocks, hit)
-            if reuse is not None and self.awaits_chosen and left > reuse.most_computed:
-                prompts.add(reuse.digest_of_prompt(request))
+            if reuse is not None and self.awaits_chosen:
+                prompts.update(reuse.awaited(request, hit.num_tokens))
             spare -= blocks
             admitted += 1
         return admitted

@@ -65,6 +65,7 @@ class RequestPool:
         max_model_len: the largest number of prompt and generated tokens of one request.
         eos_token_ids: the model's end tokens.
         reuses_prefixes: True if requests begin with cached blocks of equal prefixes.
+        reuses_in_calls: True if requests of one call do so (`SamplingParams.shared_tokens`), also if others do not.
         predictor: predicts the output length of each request; None for the client's bound.
         adapters: the slots of adapters; None for no adapters.
         spanless_family: the model's family, if it has no place for vector spans; they are then refused by its name.
@@ -78,6 +79,7 @@ class RequestPool:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
+        reuses_in_calls: bool = False,
         predictor: EnginePredictor | None = None,
         adapters: AdapterSlots | None = None,
         spanless_family: str | None = None,
@@ -85,7 +87,10 @@ class RequestPool:
         self.kv = kv
         self.adapters = adapters or AdapterSlots()
         self.predictor: EnginePredictor = predictor or ClientBound()
-        self.reuse = PrefixReuse(kv) if reuses_prefixes else None
+        self.reuses_prefixes = reuses_prefixes
+        self.reuse: PrefixReuse | None = None
+        if reuses_prefixes or (reuses_in_calls and kv.states is None):
+            self.reuse = PrefixReuse(kv, of_calls=not reuses_prefixes)
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from orca_jax.sched.blocks import BlockName, BlockPool
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
-from orca_jax.values.request import Adapter
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.step import DIGEST_BYTES, VectorSpan
 
 ID_BYTES = 4
@@ -169,7 +169,12 @@ class PrefixCache:
         return new
 
     def find(
-        self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes]
+        self,
+        digests: Sequence[bytes],
+        start: bytes,
+        most: int,
+        ids: Callable[[int], bytes],
+        shared: int = 0,
     ) -> Hit:
         """The longest beginning of a prompt in the cache.
 
@@ -178,6 +183,7 @@ class PrefixCache:
             start: the digest before the first one, of salt and adapter.
             most: tokens that may be found.
             ids: returns the tokens from a position on, as bytes, up to `most` and to the end of a page.
+            shared: tokens that other requests have, too: a copy up to them or further is worth it.
         """
         count = self._num_full(digests)
         if self._states is not None:
@@ -185,7 +191,7 @@ class PrefixCache:
         parent = digests[count - 1] if count else start
         source, num_copied = b"", 0
         if parent in self._following:
-            source, num_copied = self._inside(parent, count, most, ids)
+            source, num_copied = self._inside(parent, count, most, ids, shared)
         if not count and not num_copied:
             return NO_HIT
         return self._hit(digests[:count], num_copied, source)
@@ -302,7 +308,7 @@ class PrefixCache:
         return count
 
     def _inside(
-        self, parent: bytes, count: int, most: int, ids: Callable[[int], bytes]
+        self, parent: bytes, count: int, most: int, ids: Callable[[int], bytes], shared: int
     ) -> tuple[bytes, int]:
         """The page after `count` full ones with the longest common beginning, and its tokens; 0 if not worth a copy."""
         wanted = ids(count * self._page_size)
@@ -312,7 +318,8 @@ class PrefixCache:
         num_common, source = max(
             [(_num_common(wanted, each), digest) for each, digest in neighbours]
         )
-        is_rest = count * self._page_size + num_common == most
+        end = count * self._page_size + num_common
+        is_rest = end == most or 0 < shared <= end
         if num_common >= WORTH_A_COPY or (num_common and is_rest):
             return source, num_common
         return (b"", 0)

@@ -9,9 +9,9 @@ from hashlib import sha256
 
 from orca_jax.sched.admission import after
 from orca_jax.sched.prefix import with_spans
+from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
-    Adapter,
     Constraint,
     FinishReason,
     RequestMetrics,
@@ -74,6 +74,7 @@ class Request:
     # digests of the first pages that its blocks were computed from
     roots: frozenset[bytes] = frozenset()
     prompt_digest: bytes = b""  # of all of its prompt, salt and adapter, once it is needed
+    shared_digest: bytes = b""  # of the tokens that it shares, in the same way
     pooled: bytes | None = None  # the embedding, if requested and computed
     is_suspect: bool = False  # its pages may hold NaN, so none enters the prefix cache
     # its last update was delivered; it stays while an iteration is in flight
@@ -129,6 +130,11 @@ class Request:
         return (
             params.prompt_logprobs is None and not params.has_penalty and params.pooling != "mean"
         )
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens at the begin of the prompt that other requests of its call have, too."""
+        return min(self.params.shared_tokens, len(self.prompt_ids) - 1)
 
     def digests(self, page_size: int, num_pages: int) -> Sequence[bytes]:
         """Digests of the first `num_pages` full pages, in a chain; computed once.

@@ -15,12 +15,21 @@ class PrefixReuse:
     when it leaves its row. A request waits while another one computes the same prompt. With recurrent states snapshots
     enter it too.
 
+    Requests of one call may share the begin of their prompts (`SamplingParams.shared_tokens`): one of them computes it,
+    and the others wait for it.
+
+    Args:
+        kv: rows and blocks.
+        of_calls: True if only requests that share the begin of their prompts are served, and those of other calls have
+            another salt: nothing is reused between calls.
+
     Attributes:
         most_computed: others wait for a prompt while more tokens of it than these are to be computed.
     """
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVManager, *, of_calls: bool = False) -> None:
         self._kv = kv
+        self._of_calls = of_calls
         self._size = kv.page_size
         self.most_computed = 1 if kv.states is None else kv.states.worth
         # by the digest of a prompt: the request that computes it
@@ -28,7 +37,7 @@ class PrefixReuse:
 
     def find(self, request: Request) -> Hit:
         """The beginning of a waiting request in the prefix cache; at least one token is left to compute."""
-        if not request.may_read_prefixes:
+        if not self._serves(request):
             return NO_HIT
         size = self._size
         most = request.num_tokens - 1
@@ -37,7 +46,11 @@ class PrefixReuse:
             return id_bytes(request.ids_from(start, min(size, most - start)))
 
         return self._kv.prefixes.find(
-            request.digests(size, most // size), request.first_digest, most, ids
+            request.digests(size, most // size),
+            request.first_digest,
+            most,
+            ids,
+            request.num_shared,
         )
 
     def awaits_prompt(self, request: Request, chosen: Collection[bytes]) -> bool:
@@ -47,21 +60,30 @@ class PrefixReuse:
             request: waits for its row.
             chosen: digests of the prompts of requests chosen before it.
         """
-        if not (self._computing or chosen) or not request.may_read_prefixes:
+        if not (self._computing or chosen) or not self._serves(request):
             return False
-        if len(request.prompt_ids) <= self.most_computed:
-            return False
-        digest = self.digest_of_prompt(request)
-        return digest in chosen or digest in self._computing
+        return any(
+            digest in chosen or digest in self._computing for digest in self.awaited(request, 0)
+        )
+
+    def awaited(self, request: Request, num_computed: int) -> list[bytes]:
+        """Digests of the beginnings of a prompt for which others wait, while so many of its tokens are computed."""
+        num_prompt = len(request.prompt_ids)
+        digests = []
+        if self._remembers(request) and num_prompt - num_computed > self.most_computed:
+            digests.append(self.digest_of_prompt(request))
+        if request.num_shared > num_computed:
+            request.shared_digest = request.shared_digest or self._digest_of(
+                request, request.num_shared
+            )
+            digests.append(request.shared_digest)
+        return digests
 
     def digest_of_prompt(self, request: Request) -> bytes:
         """The digest of all of a prompt."""
-        if not request.prompt_digest:
-            num_full = len(request.prompt_ids) // self._size
-            parent = self._digest_before(request, num_full)
-            request.prompt_digest = page_digest(
-                parent, id_bytes(request.prompt_ids[num_full * self._size :])
-            )
+        request.prompt_digest = request.prompt_digest or self._digest_of(
+            request, len(request.prompt_ids)
+        )
         return request.prompt_digest
 
     def begin(self, request: Request, row: int, hit: Hit) -> None:
@@ -74,14 +96,13 @@ class PrefixReuse:
             request.num_remembered = len(hit.blocks[0])
             request.num_computed = hit.num_tokens
         request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
-        digest = self.digest_of_prompt(request)
-        if num_prompt - request.num_computed > self.most_computed:
+        for digest in self.awaited(request, request.num_computed):
             self._computing.setdefault(digest, request)
 
     def end(self, request: Request, row: int) -> None:
         """Add the last page of a request that leaves its row."""
         self._is_computed(request)
-        if not request.is_suspect:
+        if not request.is_suspect and self._remembers(request):
             self.remember(request, row)
             self._remember_last(request, row, min(request.num_computed, request.num_tokens))
             if self._kv.states is not None and request.num_computed >= self._kv.states.worth:
@@ -99,6 +120,8 @@ class PrefixReuse:
         """Add pages of a running request, as far as their ids are known to the host."""
         if request.num_computed < request.remembers_at:
             return  # nearly always
+        if not self._remembers(request):
+            return
         size = self._size
         num_prompt = len(request.prompt_ids)
         watcher = self._kv.prefixes.watcher
@@ -136,6 +159,20 @@ class PrefixReuse:
             if other.roots & request.roots:
                 other.is_suspect = True
 
+    def _remembers(self, request: Request) -> bool:
+        """True if the pages of a request enter the prefix cache."""
+        return request.num_shared > 0 or not self._of_calls
+
+    def _serves(self, request: Request) -> bool:
+        """True if a request may begin with blocks of another one."""
+        return request.may_read_prefixes and self._remembers(request)
+
+    def _digest_of(self, request: Request, num_tokens: int) -> bytes:
+        """The digest of so many tokens of a prompt. It differs from that of a page with the same end."""
+        num_full = num_tokens // self._size
+        parent = self._digest_before(request, num_full)
+        return page_digest(parent, id_bytes(request.prompt_ids[num_full * self._size : num_tokens]))
+
     def _digest_before(self, request: Request, index: int) -> bytes:
         """The digest of all tokens before a page."""
         if index:
@@ -168,7 +205,9 @@ class PrefixReuse:
 
     def _is_computed(self, request: Request) -> bool:
         """End the wait for the prompt of a request; False if no request waits for it."""
-        if self._computing.get(request.prompt_digest) is not request:
-            return False
-        del self._computing[request.prompt_digest]
-        return True
+        found = False
+        for digest in (request.shared_digest, request.prompt_digest):
+            if self._computing.get(digest) is request:
+                del self._computing[digest]
+                found = True
+        return found

@@ -22,9 +22,11 @@ from orca_jax.serve.access import (
 from orca_jax.serve.admin import ADMIN_PATH, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
+from orca_jax.serve.decisions import classify, decide, rerank, score, system_one
 from orca_jax.serve.handlers import Silence, complete, embed, error_response, read_json_body
 from orca_jax.serve.health import health_routes, metrics_route, root_route
 from orca_jax.serve.models import model_routes
+from orca_jax.serve.openai.decisions import neighbours, scoring, systemone, wires
 from orca_jax.serve.openai.embeddings import EMBEDDINGS
 from orca_jax.serve.openai.endpoints import ENDPOINTS
 from orca_jax.serve.openai.errors import ApiError
@@ -84,6 +86,14 @@ def _work_routes(service: Service, config: ServerConfig) -> list[Route]:
         ),
         *messages_routes(service),
         _post(EMBEDDINGS, partial(embed, service)),
+        _post(wires.ENDPOINT, partial(decide, service)),
+        _post(systemone.ENDPOINT, partial(system_one, service)),
+        *(_post(path, partial(rerank, service)) for path in neighbours.RERANKS),
+        _post(neighbours.CLASSIFY, partial(classify, service)),
+        *(
+            _post(path, partial(score, service, path))
+            for path in (scoring.SCORE, scoring.GENERATIVE)
+        ),
         _post("/apply-template", partial(apply_template, service)),
         _post("/tokenize", partial(tokenize, service)),
         _post("/detokenize", partial(detokenize, service)),

@@ -1,6 +1,8 @@
 """The handlers of calls that generate: read a body, and answer whole, as server-sent events, or not at all."""
 
+import asyncio
 import contextlib
+import importlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from functools import partial
@@ -14,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from orca_jax.serve.openai import embeddings
 from orca_jax.serve.openai.answer import Renderer, StreamRenderer, whole_answer
+from orca_jax.serve.openai.decisions.systemone import encode_error as encode_system_error
+from orca_jax.serve.openai.decisions.systemone import is_systemone
 from orca_jax.serve.openai.endpoints import Endpoint
 from orca_jax.serve.openai.errors import TOO_LONG, ApiError
 from orca_jax.serve.openai.generation import ClientGone, Generation, Job
@@ -37,6 +41,11 @@ from orca_jax.serve.openai.schema.tolerant import Ignored
 from orca_jax.serve.openai.work import SMALL_BODY
 from orca_jax.text.work_threads import STORED
 
+try:  # Python 3.14, or backports.zstd
+    zstd: Any = importlib.import_module("compression.zstd")
+except ImportError:
+    zstd = None
+
 WEIGHT_VERSION = "x-orca-weight-version"  # header of an answer, if the weights can be replaced
 
 
@@ -44,6 +53,11 @@ def version_header(generation: Generation) -> dict[str, str]:
     """The header with the version of the weights, on a server that can replace them."""
     version = generation.weight_version
     return {} if version is None or not generation.has_versions else {WEIGHT_VERSION: str(version)}
+
+
+def weight_header(service: Service, version: int) -> dict[str, str]:
+    """The same header for an answer in one piece."""
+    return {} if service.config.admin_key_file is None else {WEIGHT_VERSION: str(version)}
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -54,7 +68,10 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         request_id = scope.get("state", {}).get("request_id", "")
         body = encode_error(error, request_id)
         headers = {REQUEST_ID: request_id, **headers}
-    return Response(body, error.status, headers, media_type="application/json")
+    status = error.status
+    if is_systemone(scope):
+        status, body = encode_system_error(error)
+    return Response(body, status, headers, media_type="application/json")
 
 
 class Silence(Response):
@@ -276,20 +293,20 @@ async def embed(service: Service, request: Request) -> Response:
     job = await service.work.prepare(num_bytes, prepare)
     headers = report_ignored(service, ignored)
     try:
-        answer = await embeddings.run(service, job, request.receive)
+        answer = await embeddings.run(service, call, job, request.receive)
     except ClientGone:
         return Silence()
-    if service.config.admin_key_file is not None:
-        headers = headers | {WEIGHT_VERSION: str(answer.weight_version)}
+    headers = headers | weight_header(service, answer.weight_version)
     return Response(answer.body, headers=headers, media_type="application/json")
 
 
 async def read_request[T: msgspec.Struct](
-    request: Request, parser: BodyParser[T], service: Service
+    request: Request, parser: BodyParser[T], service: Service, *, ignores_unknown: bool = False
 ) -> tuple[T, Ignored, int]:
     """Read and parse the body of a call. Returns also its ignored fields, and its bytes. Raises ApiError."""
     body = await read_json_body(request, service.config.max_body_bytes)
-    parse = partial(parser.parse, body, ignores_unknown=service.config.unknown_fields == "ignore")
+    ignores_unknown = ignores_unknown or service.config.unknown_fields == "ignore"
+    parse = partial(parser.parse, body, ignores_unknown=ignores_unknown)
     return *await service.work.read(len(body), parse), len(body)
 
 
@@ -321,10 +338,8 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
         raise ApiError(
             415, "the content-type must be application/json", code="unsupported_media_type"
         )
-    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in (
-        "",
-        "identity",
-    ):
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity") and not (coding == "zstd" and zstd is not None):
         message = (
             f"the content-encoding {coding!r} is not supported; send the body without compression"
         )
@@ -337,7 +352,21 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
         body += chunk
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
+    if coding == "zstd":
+        return await asyncio.to_thread(_decompressed, bytes(body), max_bytes)
     return bytes(body)
+
+
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    """The content of a compressed body, which is read no further than to its limit. Raises ApiError."""
+    assert zstd is not None, "refused before"
+    try:
+        whole: bytes = zstd.ZstdDecompressor().decompress(body, max_bytes + 1)
+    except zstd.ZstdError:
+        raise ApiError(400, "the body is not compressed by zstd, as its header says") from None
+    if len(whole) > max_bytes:
+        raise _too_large(max_bytes)
+    return whole
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -1,6 +1,7 @@
 """`GET /v1/models`, `GET /v1/models/{id}` and `GET /version`."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import metadata
 
 import msgspec
@@ -11,7 +12,7 @@ from starlette.routing import Route
 from orca_jax.serve.openai.messages.errors import has_version
 from orca_jax.serve.openai.messages.models import messages_model, messages_models
 from orca_jax.serve.openai.model import Service
-from orca_jax.serve.openai.schema.answers import ModelCard, ModelList, Version
+from orca_jax.serve.openai.schema.answers import ModelCard, ModelList, NamedModel, Version
 
 
 def model_routes(service: Service) -> list[Route]:
@@ -19,15 +20,29 @@ def model_routes(service: Service) -> list[Route]:
 
     def card(name: str) -> ModelCard:
         length = service.model.max_model_len
+        labels = service.model.decision_labels
         place = service.adapters.get(name)
         if place is None or name in service.names:
-            return ModelCard(name, service.started, length)
-        return ModelCard(name, place.created, length, root=place.path, parent=service.names[0])
+            return ModelCard(name, service.started, length, decision_labels=labels)
+        return ModelCard(
+            name,
+            place.created,
+            length,
+            root=place.path,
+            parent=service.names[0],
+            decision_labels=labels,
+        )
+
+    def named(card: ModelCard) -> NamedModel:
+        day = datetime.fromtimestamp(card.created, UTC).date().isoformat()
+        return NamedModel(card.id, f"{card.max_model_len} tokens of context", day)
 
     async def models(request: Request) -> Response:
         cards = [card(name) for name in (*service.names, *service.adapters)]
         return json_response(
-            messages_models(cards) if has_version(request.scope) else ModelList(cards)
+            messages_models(cards)
+            if has_version(request.scope)
+            else ModelList(cards, models=[named(card) for card in cards])
         )
 
     async def model(request: Request) -> Response:

@@ -35,6 +35,18 @@ from orca_jax.serve.openai.schema.answers import (
     Version,
 )
 from orca_jax.serve.openai.schema.components import REF, request_schemas
+from orca_jax.serve.openai.schema.decisions.answers import (
+    DecisionList,
+    NamedDecisions,
+    SystemAnswers,
+    SystemOneError,
+)
+from orca_jax.serve.openai.schema.decisions.neighbours import (
+    ClassList,
+    ItemScores,
+    RerankList,
+    ScoreList,
+)
 from orca_jax.serve.openai.schema.embeddings import EmbeddingList
 from orca_jax.serve.openai.schema.tokens import Detokenized, Rendered, Tokenized
 
@@ -53,6 +65,8 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
         Detokenized,
     ),
     EmbeddingList,
+    *(DecisionList, NamedDecisions, SystemAnswers, SystemOneError),
+    *(RerankList, ClassList, ScoreList, ItemScores),
     Rendered,
     *(MessageAnswer, TokenCount, MessagesError),
     *(ModelResponse, DeletedResponse, ResponseItemList, InputTokens),
@@ -66,6 +80,7 @@ _ERRORS: Mapping[int, str] = {
     408: "The request took longer than its timeout allows.",
     413: "The body is too large.",
     415: "The body is not application/json, or is compressed.",
+    422: "A field is wrong or not supported; `detail` has its place.",
     429: "The key has as many open calls as --max-calls-per-key allows, or the queue is full (--overload-status 429).",
     500: "The generation failed.",
     503: "The model is loading, the queue is full, or the engine has ended.",
@@ -77,6 +92,8 @@ _EVENTS = (
 _MESSAGE_EVENTS = (
     " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
 )
+_OF_NEIGHBOURS = ("RerankList", "ClassList", "ScoreList", "ItemScores")
+_OF_READS = ("EmbeddingList", "DecisionList", "SystemAnswers", *_OF_NEIGHBOURS)
 _OF_BODIES = (400, 404, 413, 415, 429)
 _OF_ENGINE = (408, 500)
 
@@ -156,12 +173,15 @@ def _paths(has_keys: bool, model: str) -> Document:
     streams: Document = {"text/event-stream": {}}
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
-        errors = (*_OF_BODIES, *(_OF_ENGINE if engine or answer == "EmbeddingList" else ()), 503)
+        errors = (*_OF_BODIES, *(_OF_ENGINE if engine or answer in _OF_READS else ()), 503)
         error = "ErrorEnvelope"
         events = _EVENTS
         if request == "MessagesRequest":
             error = "MessagesError"
             events = _MESSAGE_EVENTS
+        if request == "SystemRequest":
+            error = "SystemOneError"
+            errors = (*errors, 422)
         operation = _operation(summary, answer, errors, has_keys, error)
         content = _json_content(request)
         content["application/json"]["examples"] = {"short": {"value": {"model": model, **example}}}
@@ -236,6 +256,23 @@ def _prompts(post: Callable[..., Document], hello: list[Document]) -> Document:
         "/v1/embeddings": post(
             "Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"
         ),
+        "/v1/decisions": post(
+            "Answer typed questions by probabilities, in OpenAI's form or in SGLang's",
+            "DecisionRequest",
+            "DecisionList",
+            False,
+            input="The parcel came broken.",
+            questions=[{"type": "predicate", "instructions": "Is it about damage?"}],
+        ),
+        "/v1/systemone": post(
+            "Answer typed questions by probabilities, in TypeSafe's form",
+            "SystemRequest",
+            "SystemAnswers",
+            False,
+            state="The parcel came broken.",
+            questions={"damage": {"type": "noul", "instructions": "Is it about damage?"}},
+        ),
+        **_neighbours(post),
         "/apply-template": post(
             "Text of the prompt, for llama.cpp", "ChatRequest", "Detokenized", False, messages=hello
         ),
@@ -250,10 +287,38 @@ def _prompts(post: Callable[..., Document], hello: list[Document]) -> Document:
             "Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]
         ),
     }
+    decided = found["/v1/decisions"]["post"]["responses"]["200"]["content"]["application/json"]
+    decided["schema"] = {"anyOf": [decided["schema"], {"$ref": REF.format(name="NamedDecisions")}]}
     answer = found["/v1/completions/render"]["post"]["responses"]["200"]
     of_prompts = answer["content"]["application/json"]
     of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
     return found
+
+
+def _neighbours(post: Callable[..., Document]) -> Document:
+    """The paths that decisions answer too."""
+    documents = {"query": "sea", "documents": ["The sea was calm.", "A dog ran."]}
+    scored = {"query": "Once", "items": [" upon", " more"], "label_token_ids": [1, 2]}
+    summary = "Relevance of documents to a query"
+    score = "Probabilities of given tokens after a query and each item"
+    return {
+        **{
+            path: post(summary, "RerankRequest", "RerankList", False, **documents)
+            for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+        },
+        "/classify": post(
+            "One of the given labels for each text",
+            "ClassifyRequest",
+            "ClassList",
+            False,
+            input="The sea was calm.",
+            labels=["sea", "land"],
+        ),
+        "/v1/score": post(f"{score}, for SGLang", "ScoreRequest", "ScoreList", False, **scored),
+        "/generative_scoring": post(
+            f"{score}, for vLLM", "ScoreRequest", "ItemScores", False, **scored
+        ),
+    }
 
 
 def _add_links(paths: Document) -> None:

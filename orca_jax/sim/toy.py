@@ -19,6 +19,7 @@ from orca_jax.sim.toy_logits import (
     first_allowed,
     has_adjustments,
     toy_adjusted,
+    toy_listed,
     toy_logprobs,
     toy_noise,
 )
@@ -279,6 +280,9 @@ class ToyExecutor:
         row.last_token = token = self._choose(member.row, token, allowed)
         if params.logprobs is None:
             return token, None
+        if params.logprob_token_ids:
+            ids = params.logprob_token_ids
+            return token, toy_listed(favourite, token, ids, self._vocab_size)
         return token, toy_logprobs(favourite, token, params.logprobs, self._vocab_size)
 
     def _choose(self, row: int, favourite: int, allowed: TokenSet | None) -> int:

@@ -23,6 +23,13 @@ def toy_logprobs(favourite: int, token_id: int, num_top: int, vocab_size: int) -
     )
 
 
+def toy_listed(favourite: int, token_id: int, ids: Sequence[int], vocab_size: int) -> TokenLogprobs:
+    """One id and some given ones, with the probability of all others."""
+    one = toy_logprobs(favourite, token_id, 0, vocab_size)
+    listed = tuple([toy_logprobs(favourite, each, 0, vocab_size).logprob for each in ids])
+    return TokenLogprobs(one.logprob, one.rank, tuple(ids), listed, 1 - sum(map(math.exp, listed)))
+
+
 @lru_cache
 def _norm(vocab_size: int) -> float:
     return math.log(sum(math.exp(-distance * SLOPE) for distance in range(vocab_size)))

@@ -64,7 +64,7 @@ REFUSED_SAMPLING: Mapping[str, str] = {
     **dict.fromkeys(("best_of", "early_stopping", "length_penalty", "use_beam_search"), "there is no beam search"),
     **dict.fromkeys(("guided_decoding",), "give structured_outputs"),
     **dict.fromkeys(("extra_args", "logits_processors"), "code of a plug-in is not loaded"),
-    **dict.fromkeys(("flat_logprobs", "logprob_token_ids", "prompt_logprob_start", "prompt_logprob_token_ids"),
+    **dict.fromkeys(("flat_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids"),
                     "log probabilities are by token id, of the most probable tokens"),
     **dict.fromkeys(("output_kind", "output_text_buffer_length", "skip_clone", "stream_interval"),
                     "outputs have all text so far, after each iteration"),

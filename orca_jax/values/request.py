@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
 from orca_jax.values.checks import (
     REFUSED_SAMPLING,
-    adapter_name_fault,
     did_you_mean,
     structured_form,
     unknown_name,
@@ -20,13 +19,14 @@ REST_OF_CONTEXT = 2**31 - 1
 # most probable tokens that a request may ask for; a shape of the compiled sampler
 MAX_LOGPROBS = 20
 MAX_CANDIDATES = 128  # texts generated for one prompt
-# ids that a request may bias; OpenAI's limit, and a shape of the compiled sampler
+# ids that a request may bias or score; OpenAI's limit of biases, and a shape of the compiled sampler
 MAX_LOGIT_BIAS = 300
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 TokenSet = int
 """A set of token ids as the bits of an integer: bit i is id i."""
+
 
 MAX_PRIORITY = 100  # priorities lie between -100 and 100: the bound keeps requests from starving
 
@@ -93,6 +93,8 @@ class TokenLogprobs(NamedTuple):
     rank: int  # more probable tokens, plus one
     top_ids: tuple[int, ...] = ()  # the most probable tokens, as many as requested, best first
     top_logprobs: tuple[float, ...] = ()
+    # with `logprob_token_ids`: `top_ids` are these ids, and this is the probability of all others together
+    others: float | None = None
 
 
 Pooling = Literal["last", "mean"]
@@ -101,7 +103,7 @@ Pooling = Literal["last", "mean"]
 StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "composed"]
 
 
-class _NamesChecked:
+class NamesChecked:
     """Base of values constructed by callers: an unknown argument raises RequestError, with a suggestion."""
 
     __slots__ = ()
@@ -121,7 +123,7 @@ class _NamesChecked:
 
 
 @dataclass(frozen=True)
-class StructuredOutput(_NamesChecked):
+class StructuredOutput(NamesChecked):
     """A constraint on the generated text. `kind` gives the format of `value`.
 
     Raises:
@@ -138,7 +140,7 @@ class StructuredOutput(_NamesChecked):
         if self.kind not in kinds:
             message = f"kind must be one of {', '.join(kinds)}, got {self.kind!r}{did_you_mean(self.kind, kinds)}"
             raise RequestError(message, param="kind")
-        _require(isinstance(self.value, str), "value", "a string", self.value)
+        require(isinstance(self.value, str), "value", "a string", self.value)
 
 
 def token_set(ids: Iterable[int]) -> TokenSet:
@@ -168,7 +170,7 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True)
-class SamplingParams(_NamesChecked):
+class SamplingParams(NamesChecked):
     """Rules for choosing a request's tokens and for ending it.
 
     `max_tokens=None` is `REST_OF_CONTEXT`. `structured_outputs` is vLLM's form of `structured`.
@@ -205,8 +207,12 @@ class SamplingParams(_NamesChecked):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences that must not be generated
     # return those of the generated tokens and of this many most probable ones
     logprobs: int | None = None
+    # return those of these ids instead of the most probable ones; needs `logprobs` None or 0
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
     cache_salt: str = ""  # only requests with the same salt share prefix-cache pages
+    # tokens at the begin of the prompt that other requests of the same call have, too: one computes them
+    shared_tokens: int = 0
     structured: StructuredOutput | None = None  # constraint on the text; requires a tokenizer
 
     stop: tuple[str, ...] = ()  # strings that end the request and are cut from the text
@@ -237,7 +243,7 @@ class SamplingParams(_NamesChecked):
     def __post_init__(self) -> None:
         # Lists become tuples. A frozen dataclass has no other way to convert a field.
         if self.structured_outputs is not None:
-            _require(
+            require(
                 self.structured is None,
                 "structured_outputs",
                 "None beside structured",
@@ -261,6 +267,11 @@ class SamplingParams(_NamesChecked):
             object.__setattr__(
                 self, "bad_token_ids", tuple(_as_tuple("bad_token_ids", ids) for ids in sequences)
             )
+        if self.logprob_token_ids != ():
+            ids = _as_tuple("logprob_token_ids", self.logprob_token_ids or ())
+            object.__setattr__(self, "logprob_token_ids", ids)
+            if ids and self.logprobs is None:
+                object.__setattr__(self, "logprobs", 0)
         if getattr(self, "logit_bias") is None:  # noqa: B009 - a caller may give it
             object.__setattr__(self, "logit_bias", {})
         self._check_types()
@@ -277,24 +288,24 @@ class SamplingParams(_NamesChecked):
             "detokenize",
         ):
             if type(value := getattr(self, name)) is not bool:
-                _require(False, name, "true or false", value)
-        _require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
-        _require(
+                require(False, name, "true or false", value)
+        require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
+        require(
             isinstance(self.logit_bias, Mapping),
             "logit_bias",
             RANGES["logit_bias"].text,
             self.logit_bias,
         )
         is_structured = self.structured is None or isinstance(self.structured, StructuredOutput)
-        _require(is_structured, "structured", "a StructuredOutput or None", self.structured)
+        require(is_structured, "structured", "a StructuredOutput or None", self.structured)
         if self.pooling is not None:
-            _require(
+            require(
                 self.pooling in get_args(Pooling),
                 "pooling",
                 " or ".join(get_args(Pooling)),
                 self.pooling,
             )
-            _require(
+            require(
                 self.prompt_logprobs is None,
                 "prompt_logprobs",
                 "None with pooling",
@@ -312,7 +323,7 @@ class SamplingParams(_NamesChecked):
         _check("max_tokens", self.max_tokens)
         _check_ids("stop_token_ids", self.stop_token_ids)
         holds = Range(0, self.max_tokens, is_integer=True).has(self.min_tokens)
-        _require(
+        require(
             holds,
             "min_tokens",
             f"an integer from 0 to max_tokens ({self.max_tokens})",
@@ -323,14 +334,15 @@ class SamplingParams(_NamesChecked):
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
             _check(name, getattr(self, name))
         num_biases = len(self.logit_bias)
-        _require(
+        require(
             num_biases <= MAX_LOGIT_BIAS, "logit_bias", f"{MAX_LOGIT_BIAS} ids at most", num_biases
         )
+        self._check_scored(MAX_LOGIT_BIAS - num_biases)
         _check_ids("logit_bias", self.logit_bias)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias)
         if self.allowed_token_ids is not None:
-            _require(
+            require(
                 bool(self.allowed_token_ids),
                 "allowed_token_ids",
                 "at least one id",
@@ -338,18 +350,31 @@ class SamplingParams(_NamesChecked):
             )
             _check_ids("allowed_token_ids", self.allowed_token_ids)
         for ids in self.bad_token_ids:
-            _require(bool(ids), "bad_token_ids", "a list of sequences that are not empty", ids)
+            require(bool(ids), "bad_token_ids", "a list of sequences that are not empty", ids)
             _check_ids("bad_token_ids", ids)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _check(name, count)
 
+    def _check_scored(self, most: int) -> None:
+        """Check the ids to score, and the tokens that are shared. `most` is the room that biases leave."""
+        is_count = Range(0, TOKEN_ID.high, is_integer=True).has(self.shared_tokens)
+        require(is_count, "shared_tokens", "a number of tokens", self.shared_tokens)
+        ids = self.logprob_token_ids
+        if not ids:
+            return
+        _check_ids("logprob_token_ids", ids)
+        fits = len(set(ids)) == len(ids) <= most
+        require(fits, "logprob_token_ids", f"at most {most} different ids", f"{len(ids)} ids")
+        fits = not self.logprobs
+        require(fits, "logprobs", "0 or None with logprob_token_ids", self.logprobs)
+
     def _check_text(self) -> None:
         for name in ("stop", "bad_words"):
             strings = getattr(self, name)
             holds = all(isinstance(string, str) and string for string in strings)
-            _require(holds, name, "a list of strings that are not empty", strings)
-        _require(self.detokenize or not self.stop, "stop", "empty with detokenize=False", self.stop)
+            require(holds, name, "a list of strings that are not empty", strings)
+        require(self.detokenize or not self.stop, "stop", "empty with detokenize=False", self.stop)
 
 
 def _check(param: str, value: object) -> None:
@@ -375,10 +400,11 @@ def _check_ids(param: str, ids: Collection[int]) -> None:
     ):
         return  # fast path: a list may contain a whole vocabulary
     for token in ids:
-        _require(TOKEN_ID.has(token), param, TOKEN_ID.text, token)
+        require(TOKEN_ID.has(token), param, TOKEN_ID.text, token)
 
 
-def _require(holds: bool, param: str, what: str, got: object) -> None:
+def require(holds: bool, param: str, what: str, got: object) -> None:
+    """Raise RequestError unless a condition holds: `param` must be `what`."""
     if not holds:
         raise RequestError(f"{param} must be {what}, got {got!r}", param=param)
 
@@ -398,36 +424,8 @@ def candidate_seed(seed: int, index: int) -> int:
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
-class Adapter(NamedTuple):
-    """A low-rank adapter of the model. `key` is a digest of its content: equal keys mean equal results."""
-
-    name: str
-    key: str
-
-
-@dataclass(frozen=True)
-class LoRARequest(_NamesChecked):
-    """An adapter for the requests of a call of `LLM`, with two of the fields of vLLM's class.
-
-    Raises:
-        RequestError: a value is not a string, or is empty, or the name has a comma; `param` names it.
-    """
-
-    lora_name: str
-    lora_path: str  # directory written by PEFT; read at the first use of the name
-
-    def __post_init__(self) -> None:
-        for name in ("lora_name", "lora_path"):
-            value = getattr(self, name)
-            _require(
-                isinstance(value, str) and bool(value), name, "a string that is not empty", value
-            )
-        if fault := adapter_name_fault(self.lora_name):
-            raise RequestError(f"lora_name {fault}", param="lora_name")
-
-
 @dataclass(frozen=True, slots=True)
-class Urgency(_NamesChecked):
+class Urgency(NamesChecked):
     """Inputs of schedulers. Each ordering uses one of the first three, and `fcfs` none; policies may read all.
 
     Raises:

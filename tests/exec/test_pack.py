@@ -152,10 +152,11 @@ def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
     assert kept.row.tolist() == [2, 2, 1]
     assert kept.context_len.tolist() == [3, 4, 5]
     layout = extras_layout(4)
-    view = layout.views(pack_extras(kept, rows, layout))
+    view = layout.views(pack_extras(kept, [3, 0, None], rows, layout))
     assert view["has_target"].tolist() == [1, 1, 0, 0]
     assert view["target"][:2].tolist() == [53, 54]
     assert view["wants_logprobs"].tolist() == [1, 1, 0, 0]
+    assert view["wants_top"].tolist() == [1, 0, 0, 0]
     assert view["repetition"].tolist() == [1, 1, 1, 1], "neutral, also without a request"
 
 
@@ -183,14 +184,14 @@ def test_a_new_holder_loses_the_extras_of_the_one_before() -> None:
     kept = Kept([0], [None], np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32))
     layout = extras_layout(2)
     rows.update([Member("rich", 0, 0, [1], is_sampling=True, sampling=rich)])
-    view = layout.views(pack_extras(kept, rows, layout))
-    assert (view["bias_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == (
+    view = layout.views(pack_extras(kept, [0], rows, layout))
+    assert (view["listed_id"][0, :3].tolist(), view["bias"][0, :3].tolist()) == (
         [7, 9, 0],
         [1.5, -100.0, 0.0],
     )
     assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (2, 1, True)
     rows.update([Member("plain", 0, 0, [1], is_sampling=True, sampling=row_sampling(1.0))])
-    view = layout.views(pack_extras(kept, rows, layout))
+    view = layout.views(pack_extras(kept, [None], rows, layout))
     assert not view["bias"].any()
     assert (view["repetition"][0], view["wants_logprobs"][0], rows.has_extras[0]) == (1, 0, False)
 

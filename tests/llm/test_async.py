@@ -13,7 +13,7 @@ from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, LoadAdapt
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.errors import ConfigError, EngineError, RequestError
-from orca_jax.values.request import LoRARequest
+from orca_jax.values.lora_request import LoRARequest
 from orca_jax.values.step import SpannedPrompt, VectorSpan
 from tests.sim.oracle import toy_generate
 

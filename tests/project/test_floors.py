@@ -18,6 +18,7 @@ FACTS = frozenset(
         "errors",
         "config",
         "layer_config",
+        "lora_request",
         "platforms",
         "request",
         "speculation",
@@ -38,6 +39,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "helpers": frozenset(),
     "tools": frozenset(),
     "request": frozenset({"checks", "errors"}),
+    "lora_request": frozenset({"checks", "errors", "request"}),
     "cache_spec": frozenset(),
     "step": frozenset({"request"}),
     "startup": frozenset(),
@@ -158,7 +160,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
-    "__init__": FACTS | {"llm", "async_llm"},
+    "__init__": FACTS | {"llm", "async_llm", "text"},
 }
 HOUSES: Mapping[str, Collection[str]] = {
     "values": FACTS,

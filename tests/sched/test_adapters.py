@@ -7,7 +7,8 @@ import pytest
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.request import Request
 from orca_jax.values.errors import RequestError
-from orca_jax.values.request import Adapter, SamplingParams
+from orca_jax.values.lora_request import Adapter
+from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import SlotWrite
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sim.oracle import toy_generate

@@ -65,7 +65,7 @@ def test_examples_are_valid_and_answered(server: Server, document: dict[str, Any
     posts = [
         (path, operation) for path, method, operation in operations(document) if method == "post"
     ]
-    assert len(posts) == 12
+    assert len(posts) == 20
     for path, operation in posts:
         content = operation["requestBody"]["content"]["application/json"]
         example = content["examples"]["short"]["value"]

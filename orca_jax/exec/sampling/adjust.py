@@ -54,7 +54,7 @@ def _add_bias(
     logits: Float[Array, "B N"], extras: Extras, first: Int[Array, ""]
 ) -> Float[Array, "B N"]:
     row = jnp.arange(logits.shape[0])[:, None]
-    column = _column(extras.bias_id, first, logits.shape[1])
+    column = column_of(extras.listed_id, first, logits.shape[1])
     return logits.at[row, column].add(extras.bias, mode="drop")
 
 
@@ -90,7 +90,7 @@ def _count(
         position = start + jnp.arange(stride)
         counts_here = (position >= step * stride) & (position < context.length[:, None])
         is_generated = (position >= num_prompt[:, None]).astype(jnp.int32)
-        column = jnp.where(counts_here, _column(ids, first, num_columns), num_columns)
+        column = jnp.where(counts_here, column_of(ids, first, num_columns), num_columns)
         return counts.at[place, is_generated, column].add(1, mode="drop")
 
     steps = (jnp.max(context.length) + stride - 1) // stride
@@ -98,7 +98,7 @@ def _count(
     return counts
 
 
-def _column(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> Int[Array, "B M"]:
+def column_of(ids: Int[Array, "B M"], first: Int[Array, ""], num_columns: int) -> Int[Array, "B M"]:
     """Columns of ids on this shard; ids of other shards become `num_columns`, to be dropped by scatters."""
     column = ids - first
     return jnp.where((column >= 0) & (column < num_columns), column, num_columns)

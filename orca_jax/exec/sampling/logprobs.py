@@ -8,8 +8,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from orca_jax.exec.rows import Extras
+from orca_jax.exec.sampling.adjust import column_of
 from orca_jax.exec.sampling.draw import VocabularyShards
-from orca_jax.values.request import MAX_LOGPROBS, TokenLogprobs
+from orca_jax.values.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs
 
 
 class TopLogprobs(NamedTuple):
@@ -19,47 +21,123 @@ class TopLogprobs(NamedTuple):
     logprobs: Float[Array, "B K"]
 
 
+class ListedLogprobs(NamedTuple):
+    """Log probabilities of the ids that each place lists, and the probability of all other tokens together."""
+
+    logprobs: Float[Array, "B M"]  # those of ids that are not to be scored have no meaning
+    others: Float[Array, " B"]
+
+
+class TokenScores(NamedTuple):
+    """Everything that a sampler scores."""
+
+    top: TopLogprobs
+    listed: ListedLogprobs
+
+
 def score(
-    logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: VocabularyShards
-) -> TopLogprobs:
-    """Log probability and rank of one token of each row, and the most probable tokens, from N of the columns.
+    logits: Float[Array, "B N"],
+    chosen: Int[Array, " B"],
+    extras: Extras,
+    shards: VocabularyShards,
+) -> TokenScores:
+    """TokenScores of one token of each row, of the most probable tokens, and of listed ones, from N of the columns.
 
     Args:
         logits: the logits of the model, unchanged but for minus infinity in the columns of padding.
         chosen: the tokens to score.
+        extras: the ids that rows list. What no row wants is not computed, and is zero.
         shards: the parts of the columns.
     """
     _, top = shards.most_probable(logits)
     norm = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))
-    column = chosen - shards.first_column(logits)
-    here = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[1] - 1)[:, None], axis=1)[
-        :, 0
-    ]
-    logit = lax.psum(jnp.where((column >= 0) & (column < logits.shape[1]), here, 0.0), shards.axis)
-    better = shards.count(logits > logit[:, None])
-    values, ids = shards.candidates(logits, MAX_LOGPROBS)
-    return TopLogprobs(
-        jnp.concatenate([better[:, None] + 1, ids], axis=1),
-        jnp.concatenate([logit[:, None], values], axis=1) - norm[:, None],
+    nothing = no_scores(logits.shape[0])
+    logit = _logits_of(logits, chosen[:, None], shards)[:, 0]
+    rank = shards.count(logits > logit[:, None]) + 1
+
+    def candidates() -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
+        values, ids = shards.candidates(logits, MAX_LOGPROBS)
+        return values - norm[:, None], ids
+
+    values, ids = lax.cond(
+        jnp.any(extras.wants_top != 0),
+        candidates,
+        lambda: (nothing.top.logprobs[:, 1:], nothing.top.ids[:, 1:]),
     )
+    listed = lax.cond(
+        jnp.any(extras.num_scored > 0),
+        lambda: _score_listed(logits, norm, extras, shards),
+        lambda: nothing.listed,
+    )
+    whole = TopLogprobs(
+        jnp.concatenate([rank[:, None], ids], axis=1),
+        jnp.concatenate([(logit - norm)[:, None], values], axis=1),
+    )
+    return TokenScores(whole, listed)
 
 
-def no_scores(width: int) -> TopLogprobs:
+def _score_listed(
+    logits: Float[Array, "B N"],
+    norm: Float[Array, " B"],
+    extras: Extras,
+    shards: VocabularyShards,
+) -> ListedLogprobs:
+    """TokenScores of the listed ids, and the mass without them."""
+    width, num_columns = logits.shape
+    is_scored = jnp.arange(extras.listed_id.shape[1]) < extras.num_scored[:, None]
+    column = column_of(extras.listed_id, shards.first_column(logits), num_columns)
+    dropped = jnp.where(is_scored, column, num_columns)
+    rest = logits.at[jnp.arange(width)[:, None], dropped].set(-jnp.inf, mode="drop")
+    values = _logits_of(logits, extras.listed_id, shards)
+    others = shards.total(jnp.exp(rest - norm[:, None]))
+    return ListedLogprobs(values - norm[:, None], others)
+
+
+def _logits_of(
+    logits: Float[Array, "B N"], ids: Int[Array, "B M"], shards: VocabularyShards
+) -> Float[Array, "B M"]:
+    """The logits of some ids of each row, on all shards."""
+    column = column_of(ids, shards.first_column(logits), logits.shape[1])
+    is_here = column < logits.shape[1]
+    here = jnp.take_along_axis(logits, jnp.where(is_here, column, 0), axis=1)
+    return lax.psum(jnp.where(is_here, here, 0.0), shards.axis)
+
+
+def no_scores(width: int) -> TokenScores:
     """Zeros of the same shapes, for a launch without requests for log probabilities."""
     shape = (width, 1 + MAX_LOGPROBS)
-    return TopLogprobs(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    top = TopLogprobs(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    listed = jnp.zeros((width, MAX_LOGIT_BIAS), jnp.float32)
+    return TokenScores(top, ListedLogprobs(listed, jnp.zeros(width, jnp.float32)))
 
 
 class LogprobReader:
-    """Log probabilities on the host, read one place at a time."""
+    """Log probabilities on the host, read one place at a time.
 
-    def __init__(self, top: TopLogprobs, vocab_size: int) -> None:
-        self._ids: Sequence[Sequence[int]] = np.asarray(top.ids).tolist()
-        self._logprobs: Sequence[Sequence[float]] = np.asarray(top.logprobs).tolist()
+    Args:
+        scores: those of a launch.
+        vocab_size: the number of tokens.
+        has_listed: True if a place lists ids to score; else their scores stay on the device.
+    """
+
+    def __init__(self, scores: TokenScores, vocab_size: int, *, has_listed: bool = False) -> None:
+        self._ids: Sequence[Sequence[int]] = np.asarray(scores.top.ids).tolist()
+        self._logprobs: Sequence[Sequence[float]] = np.asarray(scores.top.logprobs).tolist()
         self._vocab_size = vocab_size
+        self._listed: Sequence[Sequence[float]] = ()
+        self._others: Sequence[float] = ()
+        if has_listed:
+            self._listed = np.asarray(scores.listed.logprobs).tolist()
+            self._others = np.asarray(scores.listed.others).tolist()
 
     def read(self, place: int, num_top: int) -> TokenLogprobs:
         """One token and the `num_top` most probable ones, or all of a smaller vocabulary."""
         (rank, *ids), (logprob, *logprobs) = self._ids[place], self._logprobs[place]
         count = min(num_top, self._vocab_size)
         return TokenLogprobs(logprob, rank, tuple(ids[:count]), tuple(logprobs[:count]))
+
+    def read_listed(self, place: int, ids: Sequence[int]) -> TokenLogprobs:
+        """One token, and the ids that its place lists."""
+        found = tuple(self._listed[place][: len(ids)])
+        one = self.read(place, 0)
+        return TokenLogprobs(one.logprob, one.rank, tuple(ids), found, self._others[place])

@@ -32,7 +32,7 @@ from orca_jax.exec.rows import (
 )
 from orca_jax.exec.sampling.adjust import WORD, Context, change_logits
 from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
-from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
+from orca_jax.exec.sampling.logprobs import TokenScores, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.values.platforms import Platform
@@ -96,8 +96,13 @@ def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
     return "plain" if (draws & is_filtered).any() else "unfiltered"
 
 
-def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
-    """The second vector of a launch with extras; unused places and scored ones have no penalties."""
+def pack_extras(
+    kept: Kept, num_top: Sequence[int | None], rows: RowTable, layout: VectorLayout
+) -> NDArray[np.int32]:
+    """The second vector of a launch with extras; unused places and scored ones have no penalties.
+
+    `num_top` is the number of log probabilities to report for each kept token, or None.
+    """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
@@ -108,9 +113,8 @@ def pack_extras(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.
         if target is not None:
             view["has_target"][place] = 1
             view["target"][place] = target
-        view["wants_logprobs"][place] = (
-            target is not None or rows.logprobs[kept.row[place]] is not None
-        )
+    view["wants_logprobs"][:number] = [count is not None for count in num_top]
+    view["wants_top"][:number] = [bool(count) for count in num_top]
     return vector
 
 
@@ -140,7 +144,7 @@ class Drawn(NamedTuple):
 
     tokens: Int[Array, " B"]
     finite: Bool[Array, " B"]
-    top: TopLogprobs | None = None  # of the full sampler
+    scores: TokenScores | None = None  # of the full sampler
 
 
 def plain_kinds(platform: Platform) -> tuple[Kind, ...]:
@@ -247,12 +251,12 @@ def sample_full(
         changed = change_logits(logits, extras, context, mask, shards)
         tokens = choose(changed, parameters, shards)
         chosen = jnp.where(extras.has_target != 0, extras.target, tokens)
-        top = lax.cond(
+        scores = lax.cond(
             jnp.any(extras.wants_logprobs != 0),
-            lambda: score(logits, chosen, shards),
+            lambda: score(logits, chosen, extras, shards),
             lambda: no_scores(logits.shape[0]),
         )
-        return Drawn(tokens, finite, top)
+        return Drawn(tokens, finite, scores)
 
     everywhere = PartitionSpec()
     over_vocabulary = jax.shard_map(

@@ -1,16 +1,16 @@
 """`POST /v1/embeddings`. Its requests end after their prompts, and share iterations with requests for text."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from orca_jax.link.admission import Deadlines
-from orca_jax.link.errors import LinkError
-from orca_jax.link.wire import Rejected, Submit
-from orca_jax.serve.openai.errors import ApiError, api_error
-from orca_jax.serve.openai.generation import Receive, end_reason, failure_of, watching
+from orca_jax.link.wire import Submit
+from orca_jax.serve.openai import single
+from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.generation import Receive
 from orca_jax.serve.openai.model import Service
 from orca_jax.serve.openai.preparation import (
     check_ids,
@@ -25,20 +25,11 @@ from orca_jax.serve.openai.schema.embeddings import (
     EmbeddingRequest,
     EmbeddingUsage,
 )
-from orca_jax.serve.telemetry.observer import RequestRecord
+from orca_jax.serve.openai.single import SingleJob
 from orca_jax.text.embedding import embedding_of, in_base64
-from orca_jax.values.request import RequestUpdate, SamplingParams
+from orca_jax.values.request import SamplingParams
 
 EMBEDDINGS = "/v1/embeddings"
-
-
-class EmbeddingJob(NamedTuple):
-    """A prepared call: one engine request for each input."""
-
-    id: str
-    call: EmbeddingRequest
-    requests: Sequence[Submit]
-    deadlines: Deadlines
 
 
 class EmbeddingAnswer(NamedTuple):
@@ -50,7 +41,7 @@ class EmbeddingAnswer(NamedTuple):
 
 async def prepare(
     service: Service, call: EmbeddingRequest, name: str, caller: str | None = None
-) -> EmbeddingJob:
+) -> SingleJob[bytes]:
     """Check a call, and make its requests. Raises ApiError.
 
     Args:
@@ -81,9 +72,8 @@ async def prepare(
         Submit(service.client.new_request_id(), ids, params, urgency, adapter) for ids in inputs
     ]
     deadlines = Deadlines(call.queue_timeout, call.timeout)
-    return EmbeddingJob(
-        f"embd-{call.request_id or name or uuid.uuid4().hex}", call, requests, deadlines
-    )
+    name = f"embd-{call.request_id or name or uuid.uuid4().hex}"
+    return SingleJob(name, EMBEDDINGS, requests, deadlines, lambda update: update.pooled)
 
 
 def _check_dimensions(wanted: int | None, known: Sequence[int] | None) -> None:
@@ -101,65 +91,17 @@ def _check_dimensions(wanted: int | None, known: Sequence[int] | None) -> None:
         )
 
 
-async def run(service: Service, job: EmbeddingJob, receive: Receive) -> EmbeddingAnswer:
-    """Run a call to its end, and return its answer.
-
-    Raises:
-        ApiError: the engine refused the call or failed, or a deadline passed.
-        ClientGone: the client has disconnected.
-    """
-    records = {
-        request.request_id: service.observer.begin(
-            f"{job.id}-{index}", EMBEDDINGS, len(request.prompt_ids)
-        )
-        for index, request in enumerate(job.requests)
-    }
-    vectors: dict[str, bytes] = {}
-    try:
-        async with (
-            service.client.open(job.requests, job.deadlines) as call,
-            watching(receive, call),
-        ):
-            while len(vectors) < len(records):
-                vectors |= _vectors(await call.receive(), records)
-            version = call.weight_version
-    except LinkError as error:
-        _end_all(records.values(), error)
-        raise api_error(error, service.config.overload_status) from None
-    except BaseException as error:
-        _end_all(records.values(), error)
-        raise
-    return EmbeddingAnswer(_answer(service, job, [vectors[name] for name in records]), version)
+async def run(
+    service: Service, call: EmbeddingRequest, job: SingleJob[bytes], receive: Receive
+) -> EmbeddingAnswer:
+    """Run a call to its end, and return its answer. Errors as in `single.run`."""
+    finished = await single.run(service, job, receive)
+    return EmbeddingAnswer(_answer(service, call, job, finished.results), finished.weight_version)
 
 
-def _vectors(
-    updates: Iterable[RequestUpdate | Rejected], records: Mapping[str, RequestRecord]
-) -> dict[str, bytes]:
-    """The vectors in the messages of the engine, by the ids of their requests. Raises ApiError."""
-    return {update.request_id: _vector(update, records[update.request_id]) for update in updates}
-
-
-def _vector(update: RequestUpdate | Rejected, record: RequestRecord) -> bytes:
-    if isinstance(update, Rejected):
-        raise ApiError(
-            400,
-            update.message,
-            "input" if update.param in ("prompt", "max_tokens") else update.param,
-        )
-    if update.pooled is None or update.finish_reason != "stop":
-        raise failure_of(update.error)
-    record.take_update(update)
-    record.end("stop")
-    return update.pooled
-
-
-def _end_all(records: Iterable[RequestRecord], error: BaseException) -> None:
-    for record in records:
-        record.end(end_reason(error))
-
-
-def _answer(service: Service, job: EmbeddingJob, vectors: Sequence[bytes]) -> bytes:
-    call = job.call
+def _answer(
+    service: Service, call: EmbeddingRequest, job: SingleJob[bytes], vectors: Sequence[bytes]
+) -> bytes:
     data = []
     for index, pooled in enumerate(vectors):
         size = len(pooled) // 4

@@ -10,15 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from orca_jax.helpers.bundled import directory_of, pinned, texts_of
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Ready
 from orca_jax.serve.openai.errors import ApiError, PromptTooLong, api_error, engine_gone
+from orca_jax.serve.openai.schema.answers import DecisionLabels
 from orca_jax.serve.openai.work import FrontEndWork
 from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.calls.dialects import BY_NAME, HARMONY, Dialect, inferred_dialect
+from orca_jax.text.decisions.labels import LabelFinder
+from orca_jax.text.decisions.prompts import VARIABLES, marked
+from orca_jax.text.decisions.reads import FitsByKind
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.reasoning import MESSAGES, ThinkTags, tags_of
 from orca_jax.text.template import ChatTemplate, RenderedTooLong, load_chat_template
@@ -57,6 +63,8 @@ class Model:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     # around the reasoning of the model; None if they are not known
     think_tags: ThinkTags | None = None
+    # of single tokens; unset if the chat template has no place for questions
+    decision_labels: DecisionLabels | UnsetType = UNSET
     # id of each special token by its text
     specials: Mapping[str, int] = field(default_factory=dict)
 
@@ -106,6 +114,8 @@ class Service:
         # each API key has its own prefix cache; the reader of the keys sets it
         self.salts_keys = False
         self._warnings: set[str] = set()
+        self.calibration: FitsByKind | None = None  # of decisions; the reader of its file sets it
+        self._labels: dict[str, LabelFinder] = {}  # by the end of the prompts of decisions
 
     async def read_texts(self) -> None:
         """Read the files of `set_ready` before it, so that their errors come early. Raises ConfigError."""
@@ -218,6 +228,15 @@ class Service:
         self.adapters = {
             name: self.adapters.get(name, AdapterPlace(paths[name], now)) for name in names
         }
+
+    def labels_at(self, tail: str) -> LabelFinder:
+        """The labels of decisions after prompts that end so. Any thread may call it."""
+        found = self._labels.get(tail)
+        if found is None:
+            found = LabelFinder(self.model.tokenizer, tail)
+            # variables of a call may change the end: only the newest is kept
+            self._labels = {tail: found}
+        return found
 
     async def encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text. Raises ApiError naming `param`."""
@@ -354,7 +373,24 @@ def _load(ready: Ready, config: ServerConfig, texts: ModelTexts) -> Model:
             tokenizer.decode([i], skip_special_tokens=False): i for i in tokenizer.special_ids
         },
         dimensions=_dimensions(ready.source),
+        decision_labels=_decision_labels(template, tokenizer),
     )
+
+
+def _decision_labels(
+    template: ChatTemplate | None, tokenizer: Tokenizer
+) -> DecisionLabels | UnsetType:
+    """The most single labels after the prompts of decisions, found by a trial."""
+    if template is None:
+        return UNSET
+    trial = marked("state")
+    try:
+        rendered = template.render(trial.messages, kwargs=VARIABLES)
+        labels = LabelFinder(tokenizer, trial.frame(rendered, template.tool_source).tail)
+    except RequestError as error:
+        logger.info("decisions are refused: %s", error.message)
+        return UNSET
+    return DecisionLabels(*[labels.most_single(name) for name in ("words", "letters", "digits")])
 
 
 def _dimensions(directory: str) -> tuple[int, ...] | None:

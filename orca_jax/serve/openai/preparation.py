@@ -15,6 +15,7 @@ from orca_jax.serve.openai.errors import ApiError, PromptTooLong, named
 from orca_jax.serve.openai.form import AnswerForm, answer_form, tool_rules
 from orca_jax.serve.openai.generation import Job
 from orca_jax.serve.openai.model import Model, Service
+from orca_jax.serve.openai.schema.decisions.bodies import ReadFields
 from orca_jax.serve.openai.schema.embeddings import EmbeddingRequest
 from orca_jax.serve.openai.schema.limits import MAX_ALL_STOPS, MAX_PROMPTS
 from orca_jax.serve.openai.schema.sampling import UNLIMITED, PromptPart, Prompts, SamplingFields
@@ -44,7 +45,7 @@ REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 MAX_NAMED = 50  # wrong ids that an error names
 
-type AnyCall = SamplingFields | EmbeddingRequest
+type AnyCall = SamplingFields | EmbeddingRequest | ReadFields
 
 
 async def prepare(service: Service, asked: Asked, name: str, caller: str | None = None) -> Job:
@@ -151,7 +152,7 @@ def check_urgency(service: Service, call: AnyCall) -> None:
 
 def _hints_of(call: AnyCall) -> dict[str, Any]:
     """The fields of `vllm_xargs`, those that are left out included."""
-    hints = None if isinstance(call, EmbeddingRequest) else call.vllm_xargs
+    hints = call.vllm_xargs if isinstance(call, SamplingFields) else None
     return {} if hints is None else msgspec.structs.asdict(hints)
 
 

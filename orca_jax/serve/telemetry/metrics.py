@@ -76,6 +76,7 @@ DURATIONS = (
     900,
     3600,
 )
+MASSES = (0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
 # tokens of a request
 COUNTS = tuple(digit * 10**power for power, digit in product(range(6), (1, 2, 5)))
 CALLS = (0.005, 0.05, 0.5, 5, 30, 120, 600)  # few bounds, since every route has a series for each
@@ -343,6 +344,14 @@ class HttpSeries:
             "ignored_fields_total",
             "Calls with a field that was ignored, by field; other: fields accepted only by --unknown-fields ignore.",
             ("field",),
+        )
+        self.decisions = Counter(
+            "decisions_total", "Questions answered by decisions, by their type.", ("type",)
+        )
+        self.label_mass = Histogram(
+            "decision_label_mass",
+            "Probability of all labels of a question together: a low one means that the model would answer otherwise.",
+            MASSES,
         )
         self.duration = Histogram(
             "http_request_duration_seconds",

@@ -216,6 +216,11 @@ class ServerObserver:
         for name in names:
             self.metrics.http.ignored_fields.increase(1, (name,))
 
+    def decided(self, kind: str, label_mass: float) -> None:
+        """Count an answered question."""
+        self.metrics.http.decisions.increase(1, (kind,))
+        self.metrics.http.label_mass.of().observe(label_mass)
+
     def request_ended(self, end: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests

@@ -37,19 +37,22 @@ class Row:
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: frozenset[int] | None = None
     wants_logprobs: bool = False
+    scored: Sequence[int] = ()
     target: int | None = None
 
 
 def extras_of(rows: Sequence[Row]) -> Extras:
     ids, values = (np.zeros((len(rows), MAX_LOGIT_BIAS), kind) for kind in (np.int32, np.float32))
     for place, row in enumerate(rows):
-        ids[place, : len(row.bias)], values[place, : len(row.bias)] = (
-            list(row.bias),
-            list(row.bias.values()),
-        )
+        first = len(row.scored)
+        end = first + len(row.bias)
+        ids[place, :end] = [*row.scored, *row.bias]
+        values[place, first:end] = list(row.bias.values())
     integers = {
         "num_prompt": [len(row.prompt) for row in rows],
         "wants_logprobs": [row.wants_logprobs for row in rows],
+        "wants_top": [row.wants_logprobs for row in rows],
+        "num_scored": [len(row.scored) for row in rows],
         "has_target": [row.target is not None for row in rows],
         "target": [row.target or 0 for row in rows],
     }
@@ -59,7 +62,7 @@ def extras_of(rows: Sequence[Row]) -> Extras:
         if isinstance(each.default, float)
     }
     return Extras(
-        bias_id=jnp.asarray(ids),
+        listed_id=jnp.asarray(ids),
         bias=jnp.asarray(values),
         **{name: jnp.array(column, jnp.int32) for name, column in integers.items()},
         **{name: jnp.array(column, jnp.float32) for name, column in numbers.items()},

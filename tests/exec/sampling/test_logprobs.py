@@ -21,8 +21,8 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def reader(drawn: Drawn) -> LogprobReader:
-    assert drawn.top is not None
-    return LogprobReader(drawn.top, VOCAB)
+    assert drawn.scores is not None
+    return LogprobReader(drawn.scores, VOCAB, has_listed=True)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,31 @@ def test_ties_share_a_rank_and_the_lower_id_is_reported_first() -> None:
 def test_no_more_tokens_are_reported_than_exist() -> None:
     values = reader(draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])))
     assert len(values.read(0, 5).top_ids) == 5
-    few = LogprobReader(
-        draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0])).top, vocab_size=3
-    )
+    drawn = draw(some_logits(8, 1), [Row(wants_logprobs=True)], parameters([0.0]))
+    assert drawn.scores is not None
+    few = LogprobReader(drawn.scores, vocab_size=3)
     assert len(few.read(0, 5).top_ids) == 3
 
 
 def test_nothing_is_computed_without_requests_for_log_probabilities() -> None:
     drawn = draw(some_logits(9, 2), [Row(), Row()], parameters([0.0, 1.0]))
-    assert not any(np.asarray(part).any() for part in jax.tree.leaves(drawn.top))
+    assert not any(np.asarray(part).any() for part in jax.tree.leaves(drawn.scores))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_listed_ids_are_scored_with_the_mass_of_all_others(devices: int) -> None:
+    logits = some_logits(10, WIDTH) * 3
+    logits[:, VOCAB:] = 90.0
+    lists = [[3], [0, 999, 127, 128], list(range(0, 900, 3)), [], [5, 6], [7]]
+    rows = [Row(scored=ids, wants_logprobs=True) for ids in lists]
+    rows[4] = Row(scored=lists[4], bias={5: 60.0, 9: -60.0}, wants_logprobs=True)
+    rows[5] = Row(scored=lists[5], target=7, wants_logprobs=True)
+    values = reader(draw(logits, rows, parameters([0.0] * WIDTH), devices))
+    expected = log_softmax(logits)
+    for place, ids in enumerate(lists):
+        entry = values.read_listed(place, ids)
+        assert entry.top_ids == tuple(ids)
+        np.testing.assert_allclose(entry.top_logprobs, expected[place][ids], atol=2e-5)
+        rest = np.delete(np.exp(expected[place]), ids).sum()
+        assert entry.others == pytest.approx(rest, abs=1e-6)
+    assert values.read(5, 0).logprob == values.read_listed(5, [7]).top_logprobs[0]

@@ -73,7 +73,7 @@ def extras() -> np.ndarray:
     view = layout.views(vector)
     for name, column in EXTRA_COLUMNS.items():
         view[name][:] = column.neutral
-    view["wants_logprobs"][8:10] = 1
+    view["wants_logprobs"][8:10] = view["wants_top"][8:10] = 1
     return vector
 
 
@@ -110,5 +110,5 @@ def test_places_in_use_have_the_same_results(name: str, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(found[1].tokens[:count], wanted[1].tokens[:count])
         assert np.asarray(found[1].finite)[:count].all()
         if name == "full" and count > 9:
-            for values, others in zip(found[1].top, wanted[1].top, strict=True):
+            for values, others in zip(found[1].scores.top, wanted[1].scores.top, strict=True):
                 np.testing.assert_allclose(values[8:10], others[8:10], rtol=1e-6)

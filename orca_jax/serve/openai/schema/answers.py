@@ -186,6 +186,22 @@ class ChatChunk(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class DecisionLabels(msgspec.Struct, frozen=True):
+    """The most options whose labels are single tokens after the prompts of this model, for each kind of label."""
+
+    words: int
+    letters: int
+    digits: int
+
+
+class NamedModel(msgspec.Struct, frozen=True):
+    """A model in the list of TypeSafe's clients."""
+
+    name: str
+    description: str
+    release_date: str
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """One served model, as listed by `GET /v1/models`."""
 
@@ -196,6 +212,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     owned_by: str = "orca-jax"
     root: str | UnsetType = UNSET  # of an adapter: its directory
     parent: str | UnsetType = UNSET  # of an adapter: the name of the model
+    # labels of decisions; unset if the chat template has no place for questions
+    decision_labels: DecisionLabels | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -203,6 +221,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
+    models: list[NamedModel] = []  # the same, for TypeSafe's clients
 
 
 class Version(msgspec.Struct, frozen=True):

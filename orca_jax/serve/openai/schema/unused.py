@@ -57,6 +57,7 @@ _OF_CALLS = (
     "keep_alive",
     "rid",
 )
+_OF_CACHES = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _OF_AGENTS = (
     *("service_tier", "user_security_context", "prompt_cache_options"),
     *(
@@ -103,6 +104,13 @@ EMBEDDING: UnusedFields = {
     **{name: COMMON[name] for name in _OF_CALLS},
     **_rows(_TABLES["embedding"]),
 }
+DECISION: UnusedFields = {
+    **{name: COMMON[name] for name in (*_OF_CALLS, *_OF_CACHES)},
+    **_rows(_TABLES["decision"]),
+}
+CALLS: UnusedFields = {name: COMMON[name] for name in _OF_CALLS}
+RERANK: UnusedFields = {**CALLS, **_rows(_TABLES["rerank"])}
+SYSTEM: UnusedFields = {name: DECISION[name] for name in (*_OF_CALLS, "images", "joint")}
 RESPONSES: UnusedFields = {
     **{name: COMMON[name] for name in _OF_AGENTS},
     **_rows(_TABLES["responses"]),
