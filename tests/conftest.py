@@ -8,7 +8,6 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
 
-import jax
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -17,7 +16,7 @@ from hypothesis.internal.constants_ast import Constants
 from tests.run.records import is_record
 from tests.run.rewriting import rewrite_share
 from tests.run.server import anyio_backend, idle_server, server
-from tests.shapes.hook import check_shapes
+from tests.run.thought import Thought
 
 __all__ = ["anyio_backend", "idle_server", "server"]
 FAKE_CPU_DEVICES = 8
@@ -37,9 +36,6 @@ settings.register_profile(
 settings.register_profile("explore", settings.get_profile("default"), deadline=None)
 FIXED_CONSTANTS = Constants()
 
-# For the whole run. It comes before the import of a checked package, hence here and not in a fixture.
-check_shapes(CHECKED_PACKAGES)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -53,17 +49,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile all programs as users do, which takes twice as long",
     )
+    parser.addoption(
+        "--thought",
+        action="store_true",
+        help="skip tests that import JAX or start Python; the others take a minute",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the examples of properties, and JAX's configuration before the first backend starts.
-
-    Collection imports test modules later.
-    """
+    """Set the examples of properties, and JAX as tests need it. Collection imports test modules later."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("fixed")
         assert hasattr(providers, "_get_local_constants")
         providers._get_local_constants = lambda: FIXED_CONSTANTS
+    if config.getoption("thought"):
+        config.pluginmanager.register(Thought(), "thought")
+    else:
+        configure_jax(config)
+
+
+def configure_jax(config: pytest.Config) -> None:
+    """Set JAX's configuration before the first backend starts, and check shapes in packages not yet imported."""
+    import jax
+
+    from tests.shapes.hook import check_shapes
+
+    check_shapes(CHECKED_PACKAGES)
     platform = config.getoption("platform")
     jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
     if platform == "cpu":
@@ -71,6 +82,9 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     is_quick = platform == "cpu" and not config.getoption("optimised")
     jax.config.update("jax_disable_most_optimizations", is_quick)
+    from tests.run.maps import Maps  # it imports checked packages
+
+    config.pluginmanager.register(Maps(), "maps")
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -129,6 +143,8 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     All processes of a run share it. A limit of its size makes JAX lock it, so that no process reads a half-written
     program.
     """
+    import jax
+
     jax.config.update("jax_compilation_cache_max_size", 8 << 30)
     base = tmp_path_factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
@@ -136,8 +152,11 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_stored_programs() -> Iterator[None]:
+def no_stored_programs(pytestconfig: pytest.Config) -> Iterator[None]:
     """Store no programs: they are found by the code of the package, and some tests replace parts of it."""
+    if pytestconfig.getoption("thought"):
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orca_jax.exec.program_store.code_digest", lambda: None)
         yield

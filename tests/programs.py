@@ -80,6 +80,11 @@ MOST_COMPILED = 200
 """A program takes 200 to 250 memory maps on a CPU, and Linux allows 65,530 for a process. XLA aborts at the limit."""
 
 
+def forget_programs() -> None:
+    """Forget the programs of this process; those of living executors stay."""
+    _compiled.clear()
+
+
 def remembering() -> dict[str, Lower]:
     """The methods of `Programs` that lower a program, by name, without work for programs compiled before."""
     keys: dict[str, Key] = {

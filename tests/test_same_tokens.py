@@ -245,8 +245,8 @@ def test_families_in_chunks_and_pages_with_prefixes(
     name: str, tensor: int, stages: int, program_cache: str
 ) -> None:
     jobs, answers = greedy_jobs(name)
-    small: dict[str, object] = {"max_num_batched_tokens": 8, "pipeline_parallel_size": stages}
-    for engine in make_engine(name, program_cache, tensor, "chunked", **small):
+    sizes = {"max_num_batched_tokens": 8, "num_pages": 300, "pipeline_parallel_size": stages}
+    for engine in make_engine(name, program_cache, tensor, "chunked", **sizes):
         assert run(engine, jobs) == answers
         assert run(engine, jobs[::-1]) == answers[::-1]
         assert engine.pool.num_cache_hits > 0, (

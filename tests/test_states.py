@@ -105,14 +105,14 @@ def test_chunks_and_snapshots(
     ):
         assert difference(name, engine) <= CLOSE
         assert difference(name, engine, (0, 3, 5)) <= CLOSE
-        reused = engine.pool.num_cache_hits
+        wanted = sum(PROMPTS) - len(PROMPTS)
+        if engine.pool.kv.states is not None:
+            wanted = PROMPTS[0] - 1  # where a state was kept
+        if settings.get("enable_prefix_caching") is False:
+            wanted = 0
         # windows of fewer tokens lose pages; published ones are longer
-        if "check_in_interval" in settings:
-            assert reused in (0, PROMPTS[0] - 1)
-        else:
-            assert reused == (
-                0 if settings.get("enable_prefix_caching") is False else PROMPTS[0] - 1
-            )
+        fewer = {0} if "check_in_interval" in settings else set()
+        assert engine.pool.num_cache_hits in {wanted, *fewer}
 
 
 @pytest.mark.slow

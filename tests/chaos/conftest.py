@@ -1,20 +1,17 @@
 """Fixtures: a shared server under attack, and a watched stream during each attack. All tests are marked `chaos`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.chaos.world import Watch, wait_calm, watched
 from tests.serve.running import Server, running
 
-HERE = Path(__file__).parent
-
 
 @pytest.hookimpl(tryfirst=True)  # before records are found, and before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if item.nodeid.startswith("tests/chaos/"):
             item.add_marker(pytest.mark.chaos)
             item.add_marker(pytest.mark.slow)  # by default neither runs
 

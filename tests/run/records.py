@@ -3,18 +3,22 @@
     .venv/bin/python -m tests.run.records             prints the table; fails if a record is missing or too old
     .venv/bin/python -m tests.run.records run [FILE]  runs the tests of a file, or of all, and writes their records
 
+Its age counts commits of this history. If the commit is not among them, since it was rebased or joined with others,
+those count that were written after the run began.
+
 A slow test with a limit of its own above `LIMIT` seconds has the mark `record`: `-m "slow and not record"` leaves it
 out, and `-m record` selects it. records.toml has a row for each such file.
 """
 
 import subprocess
 import sys
-import time
+import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -24,31 +28,38 @@ LIMIT = 300
 MOST_COMMITS = 30
 
 
+def git(*words: str) -> str | None:
+    """Output of a command of git in this clone; None if it fails."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 @dataclass(frozen=True)
 class Record:
     """The last run of a file of tests that passed."""
 
     path: str
     covers: tuple[str, ...]  # folders and files of the package and the laboratory
-    date: str = ""
+    date: str = ""  # of its begin, with hours and minutes of UTC
     commit: str = ""  # of the code that was tested; empty: not run yet
     minutes: float = 0.0
 
     def age(self) -> int | None:
-        """Commits since the run that changed what is covered; None without a run, or if its commit is gone."""
+        """Commits since the run that changed what is covered; None without a run, or without a clone."""
         if not self.commit:
             return None
-        words = ["rev-list", "--count", f"{self.commit}..HEAD", "--", *self.covers]
-        done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        return int(done.stdout) if done.returncode == 0 else None
+        if git("merge-base", "--is-ancestor", self.commit, "HEAD") is not None:
+            count = git("rev-list", "--count", f"{self.commit}..HEAD", "--", *self.covers)
+            return None if count is None else int(count)
+        times = git("log", "--format=%at", "HEAD", "--", *self.covers)
+        begun = datetime.fromisoformat(f"{self.date}+00:00").timestamp()
+        return None if times is None else sum([int(time) > begun for time in times.split()])
 
     def line(self) -> str:
         """A row of the printed table."""
         age = self.age()
         commits = "no record" if age is None else f"{age:3} commits ago"
-        return f"{self.path:45} {self.date:10} {self.commit:10} {self.minutes:5.1f} min  {commits}"
+        return f"{self.path:51} {self.date:16} {self.commit:10} {self.minutes:5.1f} min  {commits}"
 
 
 def is_record(item: pytest.Item) -> bool:
@@ -79,24 +90,33 @@ def write(rows: Sequence[Record], table: Path = TABLE) -> None:
 
 
 def run(row: Record, commit: str) -> Record:
-    """Run the tests of a row; return its record, the earlier one if a test fails."""
-    start = time.monotonic()
-    words = [ROOT / "scripts" / "test", "-q", "-n", "0", "-m", "record", row.path]
-    done = subprocess.run(words, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        print(f"{row.path} failed; its record stays")
-        return row
-    minutes = round((time.monotonic() - start) / 60, 1)
-    return replace(row, date=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, minutes=minutes)
+    """Run the tests of a row; return its record: the earlier one if a test fails, or if all are skipped."""
+    begun = datetime.now(UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        words = ["-q", "-n", "0", "-m", "record", f"--junitxml={report}", row.path]
+        done = subprocess.run([ROOT / "scripts" / "test", *words], cwd=ROOT, check=False)
+        if done.returncode != 0 or not num_passed(report):
+            print(f"{row.path} failed or was skipped; its record stays")
+            return row
+    minutes = round((datetime.now(UTC) - begun).total_seconds() / 60, 1)
+    return replace(row, date=f"{begun:%Y-%m-%d %H:%M}", commit=commit, minutes=minutes)
+
+
+def num_passed(report: Path) -> int:
+    """Tests of a run that were not skipped, by its report; the run had no failures."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return sum([case.find("skipped") is None for case in cases])
 
 
 def main(words: Sequence[str]) -> int:
     """Print the table, or run tests. Returns the exit status."""
-    rows: Mapping[str, Record] = {row.path: row for row in records()}
+    rows = {row.path: row for row in records()}
     if words[:1] == ["run"]:
-        commit = subprocess.check_output(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT)
-        for path in words[1:] or rows:
-            rows = {**rows, path: run(rows[path], commit.decode().strip())}
+        commit = git("rev-parse", "--short=10", "HEAD")
+        assert commit is not None, "records are made in a clone"
+        for path in words[1:] or list(rows):
+            rows[path] = run(rows[path], commit)
             write(list(rows.values()))
     for row in rows.values():
         print(row.line())

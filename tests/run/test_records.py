@@ -1,12 +1,13 @@
 """The table of records: a row for each file with tests that take longer than a few minutes, and what a run changes."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.project.source import ROOT
-from tests.run.records import LIMIT, MOST_COMMITS, Record, records, write
+from tests.run.records import LIMIT, MOST_COMMITS, Record, git, records, run, write
 
 ROWS = records()
 
@@ -33,15 +34,41 @@ def test_what_a_row_covers_exists(row: Record) -> None:
 def test_a_table_is_written_as_it_is_read(tmp_path: Path) -> None:
     table = tmp_path / "records.toml"
     table.write_text("# About\n\n[old]\n", encoding="utf-8")
-    rows = [Record("a.py", ("b", "c")), Record("d.py", ("e",), "2026-01-02", "1234567890", 3.5)]
+    rows = [
+        Record("a.py", ("b", "c")),
+        Record("d.py", ("e",), "2026-01-02 03:04", "1234567890", 3.5),
+    ]
     write(rows, table)
     assert records(table) == rows
     assert table.read_text(encoding="utf-8").startswith("# About\n\n[")
 
 
-def test_an_age_counts_commits_of_what_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_age_counts_commits_of_what_is_covered() -> None:
     assert Record("a.py", ("orca_jax",)).age() is None
-    assert Record("a.py", ("orca_jax",), commit="f" * 10).age() is None, "the commit is gone"
+    assert "no record" in Record("a.py", ("orca_jax",)).line()
     if (ROOT / ".git").exists():
         assert Record("a.py", ("orca_jax",), commit="HEAD").age() == 0 < MOST_COMMITS
-    assert "no record" in Record("a.py", ("orca_jax",)).line()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
+def test_the_age_of_a_replaced_commit_is_told_by_the_date() -> None:
+    """The commit is in no history, as after a rebase."""
+    replaced = Record("a.py", ("orca_jax", "tests"), "2020-01-01 00:00", "f" * 10)
+    count = git("rev-list", "--count", "HEAD", "--", *replaced.covers)
+    assert replaced.age() == int(count or 0) > 0
+    assert replace(replaced, date="2100-01-01 00:00").age() == 0
+
+
+def test_a_run_without_a_passed_test_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in place of `scripts/test` writes a report, in which a test was skipped or passed."""
+    program = tmp_path / "scripts" / "test"
+    program.parent.mkdir()
+    monkeypatch.setattr("tests.run.records.ROOT", tmp_path)
+    row = Record("a.py", ("orca_jax",))
+    for inside, commit in (("<skipped/>", ""), ("", "1234567890")):
+        report = f"<testsuite><testcase>{inside}</testcase></testsuite>"
+        program.write_text(f"#!/bin/sh\necho '{report}' > \"${{6#*=}}\"\n", encoding="utf-8")
+        program.chmod(0o755)
+        assert run(row, "1234567890").commit == commit

@@ -264,8 +264,8 @@ def test_request_level(
         check_request_level(lab)
 
 
-@pytest.mark.parametrize("name", ["orca", "request_level"])
 @holds_for(60, arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
+@pytest.mark.parametrize("name", ["orca", "request_level"])
 def test_iterations_by_hand(name: str, arrivals: list[Arrival], max_bs: int) -> None:
     """With all requests at once and no aborts, the number of iterations follows from the lengths."""
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])

@@ -109,6 +109,12 @@ def test_it_answers() -> None:
     assert json.loads(answer.outputs[0].text) == {"capital": "Paris"}
 
 
+def test_the_readme_shows_this_answer() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "What is the capital of France? Answer as JSON." in readme
+    assert 'The answer is `{"capital":"Paris"}`' in readme
+
+
 def test_questions_of_the_playground_are_known() -> None:
     """Each has a right answer in `SHOWN`, which a slow test asks for."""
     assert set(example_chats("smollm2")) <= set(SHOWN)

@@ -90,6 +90,7 @@ def read_all(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_ends_a_process(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -105,7 +106,7 @@ def test_no_file_ends_a_process(
 
 @pytest.mark.slow
 def test_some_damaged_files(tmp_path: Path) -> None:
-    """The first files of a fixed seed, for the default run. One process reads those of all kinds."""
+    """The first files of a fixed seed. One process reads those of all kinds."""
     words = [
         (kind, str(whole_files(kind, tmp_path / kind)), "0", "0", "3", str(SECONDS))
         for kind in KINDS

@@ -1,0 +1,69 @@
+"""Tests that can see a change of a module: those that import it, and those whose helpers do."""
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.project.source import ROOT, SourceFile, python_files, source_file
+
+
+def near_tests(file: SourceFile) -> list[str]:
+    """Paths of test files, the nearest first: of the module's name, of its folder, then all others.
+
+    If none imports the module, these are all tests of its folder.
+    """
+    importing = [test for test in _test_files() if _imports(test, file.module)]
+    folder = _folder(file.path.parts[1:-1])
+    if not importing:
+        importing = [test for test in _test_files() if test.path.is_relative_to(folder)]
+
+    def distance(test: SourceFile) -> tuple[bool, bool, bool, str]:
+        is_near = test.path.is_relative_to(folder)
+        is_named = test.path.stem == f"test_{file.path.stem}"
+        return not (is_named and is_near), not is_near, not _names(test, file.module), str(test)
+
+    return [str(test) for test in sorted(importing, key=distance)]
+
+
+def _folder(parts: Sequence[str]) -> Path:
+    """Folder of tests for a folder of the package: of its whole path, or of the longest part that there is."""
+    for end in range(len(parts), 0, -1):
+        for start in range(end):
+            folder = Path("tests", *parts[start:end])
+            if (ROOT / folder).is_dir():
+                return folder
+    return Path("tests")
+
+
+@cache
+def _test_files() -> list[SourceFile]:
+    return [file for file in python_files("tests") if file.path.name.startswith("test_")]
+
+
+def _names(file: SourceFile, module: str) -> bool:
+    """True if the file itself imports the module, or a name of it."""
+    return module in _imported(file)
+
+
+def _imports(file: SourceFile, module: str) -> bool:
+    """True if the file imports the module, or a helper that does."""
+    helpers = [name for name in _imported(file) if name.startswith("tests.")]
+    files = [Path(*name.split(".")).with_suffix(".py") for name in helpers]
+    named = [_names(source_file(path), module) for path in files if path.is_file()]
+    return _names(file, module) or any(named)
+
+
+@cache
+def _imported(file: SourceFile) -> frozenset[str]:
+    return frozenset(_imported_names(file))
+
+
+def _imported_names(file: SourceFile) -> Iterator[str]:
+    """Modules, and names of modules, which may be modules too."""
+    for node in file.nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
