@@ -24,8 +24,8 @@ from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.grouped import GroupedNumbers
 from orca_jax.model.matrices.stored import (
+    ForLibrary,
     StoredMatrices,
     experts_of,
     keep_bits,
@@ -125,7 +125,8 @@ class GgufShape(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _StoredMatrix(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _StoredMatrix(ForLibrary):
     """A matrix in few bits. `order` has the stored row of each output; None if they are in their order."""
 
     tensor: GgufTensor
@@ -136,17 +137,6 @@ class _StoredMatrix(NamedTuple):
     @property
     def form(self) -> BitsForm:
         return self.kind.form
-
-    @property
-    def grouped(self) -> None:
-        return None
-
-    def grouped_numbers(self) -> GroupedNumbers:
-        raise AssertionError("a matrix without a grouped form has no such numbers")
-
-    @property
-    def input_order(self) -> None:
-        return None
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         outputs = self.tensor.shape[0] if self.order is None else len(self.order)

@@ -69,6 +69,24 @@ class StoredBits(Protocol):
         ...
 
 
+class ForLibrary:
+    """The parts of `StoredBits` of a matrix with inputs in order, which XLA has no product for."""
+
+    @property
+    def grouped(self) -> None:
+        """No form for products of XLA."""
+        return None
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """Not there, since there is no form."""
+        raise AssertionError("a matrix without a grouped form has no such numbers")
+
+    @property
+    def input_order(self) -> None:
+        """The inputs are in order."""
+        return None
+
+
 @dataclass(frozen=True)
 class StoredMatrices:
     """The matrices of few bits in the files of a model.

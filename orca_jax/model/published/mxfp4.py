@@ -9,13 +9,13 @@ from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
-from orca_jax.model.matrices.grouped import GroupedNumbers
+from orca_jax.model.matrices.stored import ForLibrary
 
 _MIDDLE = 16  # of numbers of 5 bits
 
 
 @dataclass(frozen=True, eq=False)
-class Mxfp4Bits:
+class Mxfp4Bits(ForLibrary):
     """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold.
 
     Attributes:
@@ -30,20 +30,6 @@ class Mxfp4Bits:
     def form(self) -> BitsForm:
         """The form of its numbers in memory."""
         return BitsForm(5, is_wide=True)
-
-    @property
-    def grouped(self) -> None:
-        """XLA has no product of numbers in e2m1."""
-        return None
-
-    def grouped_numbers(self) -> GroupedNumbers:
-        """Not there, since there is no form for XLA."""
-        raise AssertionError("a matrix without a grouped form has no such numbers")
-
-    @property
-    def input_order(self) -> None:
-        """The inputs are in order."""
-        return None
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         """True unless a matrix of this shape has copies of some outputs."""
