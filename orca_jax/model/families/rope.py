@@ -5,18 +5,17 @@ The rules are those of transformers 5 (`convert_rope_params_to_dict`, `standardi
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from orca_jax.model.families.base import words
+from orca_jax.model.families.fields import FieldKey, flag, number, number_or_none
 from orca_jax.model.families.values import (
     HfConfig,
-    get_bool,
     get_cap,
     get_float,
     get_floats,
     get_int,
-    get_optional_float,
     is_same,
     refusal,
 )
@@ -114,7 +113,7 @@ def read_rope(
         hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit
     )
     theta = get_float(scaling, "rope_theta", _outer_theta(hf, rules))
-    rope = _KINDS[kind](scaling, theta, original, limit)
+    rope = _of_kind(kind, scaling, theta, original, limit)
     if rules.temperature_key is not None:
         temperature = get_float(scaling, rules.temperature_key)
         rope = dataclasses.replace(rope, temperature=temperature, original_max_position=original)
@@ -215,84 +214,57 @@ def _check_factors(scaling: Scaling, head_dim: int) -> None:
             raise refusal(key, problem, f"{len(factors)} values")
 
 
-def _default(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    return RopeConfig(theta=theta)
-
-
-def _linear(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    return RopeConfig(theta=theta, kind="linear", factor=get_float(scaling, "factor"))
-
-
-def _dynamic(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    """Dynamic scaling: frequencies change only beyond `max_position_embeddings`, and no text is longer here."""
-    return RopeConfig(theta=theta, kind="dynamic", factor=get_float(scaling, "factor"))
-
-
-def _proportional(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    share = get_float(scaling, "partial_rotary_factor", 1.0)
-    if share > 1:
+def _of_kind(kind: Any, scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    """The positions of a kind. Without a factor, that of some kinds is `limit` divided by `original`."""
+    if kind in _BY_LENGTH and scaling.get("factor") is None:
+        scaling = {**scaling, "factor": limit / original}
+    fields = {name: key.value(scaling) for name, key in _KINDS[kind].items()}
+    if kind in (*_BY_LENGTH, "llama3"):
+        fields["original_max_position"] = original
+    rope = RopeConfig(theta=theta, kind=kind, **fields)
+    if rope.share > 1:
         problem = "must be at most 1 for rope_type proportional"
-        raise refusal("partial_rotary_factor", problem, share)
-    return RopeConfig(
-        theta=theta, kind="proportional", factor=get_float(scaling, "factor", 1.0), share=share
-    )
-
-
-def _llama3(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    low = get_float(scaling, "low_freq_factor")
-    high = get_float(scaling, "high_freq_factor")
-    if high < low:
-        raise refusal("high_freq_factor", f"must be at least low_freq_factor {low}", high)
-    return RopeConfig(
-        theta=theta,
-        kind="llama3",
-        factor=get_float(scaling, "factor"),
-        original_max_position=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    if theta == 1.0:
+        raise refusal("partial_rotary_factor", problem, rope.share)
+    if kind == "llama3" and rope.high_freq_factor < rope.low_freq_factor:
+        problem = f"must be at least low_freq_factor {rope.low_freq_factor}"
+        raise refusal("high_freq_factor", problem, rope.high_freq_factor)
+    if kind == "yarn" and theta == 1.0:
         raise refusal("rope_theta", "must differ from 1 for rope_type yarn", theta)
-    return RopeConfig(
-        theta=theta,
-        kind="yarn",
-        factor=get_float(scaling, "factor", limit / original),
-        original_max_position=original,
-        beta_fast=get_float(scaling, "beta_fast", 32.0),
-        beta_slow=get_float(scaling, "beta_slow", 1.0),
-        attention_factor=get_optional_float(scaling, "attention_factor"),
-        mscale=get_cap(scaling, "mscale"),
-        mscale_all_dim=get_cap(scaling, "mscale_all_dim"),
-        truncate=get_bool(scaling, "truncate", True),
-    )
-
-
-def _longrope(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
-    if original == 1:
+    if kind == "longrope" and original == 1:
         problem = "must be more than 1 for rope_type longrope"
         raise refusal("original_max_position_embeddings", problem, original)
-    return RopeConfig(
-        theta=theta,
-        kind="longrope",
-        factor=get_float(scaling, "factor", limit / original),
-        original_max_position=original,
-        attention_factor=get_optional_float(scaling, "attention_factor"),
-        short_factor=get_floats(scaling, "short_factor"),
-    )
+    return rope
 
 
-_KINDS: Mapping[str, Callable[[Scaling, float, int, int], RopeConfig]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "proportional": _proportional,
+_BY_LENGTH = ("yarn", "longrope")
+_FACTOR = {"factor": FieldKey("factor", get_float, None)}
+_KINDS: Mapping[str, Mapping[str, FieldKey]] = {
+    "default": {},
+    "linear": _FACTOR,
+    # frequencies change only beyond `max_position_embeddings`, and no text is longer here
+    "dynamic": _FACTOR,
+    "llama3": {
+        **_FACTOR,
+        "low_freq_factor": FieldKey("low_freq_factor", get_float, None),
+        "high_freq_factor": FieldKey("high_freq_factor", get_float, None),
+    },
+    "yarn": {
+        **_FACTOR,
+        "beta_fast": number("beta_fast", 32.0),
+        "beta_slow": number("beta_slow", 1.0),
+        "attention_factor": number_or_none("attention_factor"),
+        "mscale": FieldKey("mscale", get_cap, None),
+        "mscale_all_dim": FieldKey("mscale_all_dim", get_cap, None),
+        "truncate": flag("truncate", True),
+    },
+    "longrope": {
+        **_FACTOR,
+        "attention_factor": number_or_none("attention_factor"),
+        "short_factor": FieldKey("short_factor", get_floats, None),
+    },
+    "proportional": {"factor": number("factor"), "share": number("partial_rotary_factor")},
 }
+"""The fields of `RopeConfig` by kind, and their keys."""
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),

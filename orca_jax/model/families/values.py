@@ -87,12 +87,15 @@ def get_optional_float(hf: HfConfig, key: str, default: float | None = None) -> 
     return get_float(hf, key, default)
 
 
-def get_cap(hf: HfConfig, key: str) -> float | None:
-    """A positive number, or None for null, 0 and a missing key; raises `ConfigError` for other values."""
-    value = hf.get(key)
+def get_cap(hf: HfConfig, key: str, default: float | None = None) -> float | None:
+    """A positive number, or None for null and 0; a missing key has the default.
+
+    Raises `ConfigError` for other values.
+    """
+    value = hf.get(key, default)
     if is_number(value) and value == 0:
         return None
-    return get_optional_float(hf, key)
+    return get_optional_float(hf, key, default)
 
 
 def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
@@ -107,9 +110,9 @@ def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
     return value
 
 
-def get_floats(hf: HfConfig, key: str) -> tuple[float, ...]:
-    """A list of positive numbers; raises `ConfigError` for other values, and if the key is missing."""
-    values = hf.get(key)
+def get_floats(hf: HfConfig, key: str, default: list[float] | None = None) -> tuple[float, ...]:
+    """A list of positive numbers; raises `ConfigError` for other values, and for none without a default."""
+    values = hf.get(key, default)
     if not isinstance(values, list) or not all(
         is_number(value) and _LEAST <= value <= _MOST for value in values
     ):
