@@ -6,9 +6,10 @@ import pytest
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.helpers.reporting import percentile
+from orca_jax.tools.bench import measure
 from orca_jax.tools.bench.__main__ import main
 from orca_jax.tools.bench.measure import PassResult, run_workload, summarize
-from orca_jax.tools.bench.workload.generate import make_workload
+from orca_jax.tools.bench.workload.generate import WorkloadRequest, make_workload
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
 
@@ -17,6 +18,18 @@ REQUIRED = {
     "median_itl_ms", "p99_itl_ms", "iterations", "mean_batch_size", "padding_fraction", "compiles_while_serving",
     "host_ms_per_iteration", "hardware", "config",
 }  # fmt: skip
+
+
+def test_nothing_is_warmed_up_with_more_tokens_than_the_workload_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The workload may fill the context of the model."""
+    ran: list[WorkloadRequest] = []
+    monkeypatch.setattr(measure, "run_workload", lambda engine, workload: ran.extend(workload))
+    workload = [WorkloadRequest(0.0, (1,) * length, length // 2) for length in (4, 100)]
+    with build_engine(EngineConfig(model="preset:toy")) as built:
+        measure.warm_up(built.engine, workload)
+    assert [(len(request.prompt_ids), request.num_output) for request in ran] == [(4, 2), (64, 4)]
 
 
 def test_the_workload_is_that_of_the_paper() -> None:

@@ -41,6 +41,7 @@ def test_wrong_flags_are_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_when_used", "few_programs")
 def test_all_rows_of_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "preset:gpt2-tiny", "--rows", "2", "--output-len", "2", "--passes", "1"]
     assert main(["quantised", *flags]) == 0

@@ -1,4 +1,4 @@
-"""Tests that can see a change of a module: those that import it, and those whose helpers do."""
+"""Tests that can see a change of a module: its folder's, those that import it, and those whose helpers do."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,21 @@ from tests.project.source import ROOT, SourceFile, python_files, source_file
 def near_tests(file: SourceFile) -> list[str]:
     """Paths of test files, the nearest first: of the module's name, of its folder, then all others.
 
-    If none imports the module, these are all tests of its folder.
+    If there are none, these are the tests of the folders within its folder.
     """
-    importing = [test for test in _test_files() if _imports(test, file.module)]
     folder = _folder(file.path.parts[1:-1])
-    if not importing:
-        importing = [test for test in _test_files() if test.path.is_relative_to(folder)]
+    found = [
+        test for test in _test_files() if test.path.parent == folder or _imports(test, file.module)
+    ]
+    if not found:
+        found = [test for test in _test_files() if test.path.is_relative_to(folder)]
 
     def distance(test: SourceFile) -> tuple[bool, bool, bool, str]:
         is_near = test.path.is_relative_to(folder)
         is_named = test.path.stem == f"test_{file.path.stem}"
         return not (is_named and is_near), not is_near, not _names(test, file.module), str(test)
 
-    return [str(test) for test in sorted(importing, key=distance)]
+    return [str(test) for test in sorted(found, key=distance)]
 
 
 def _folder(parts: Sequence[str]) -> Path:

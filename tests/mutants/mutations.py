@@ -69,8 +69,13 @@ def mutants(file: SourceFile) -> Iterator[Mutant]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that run and that a test can see: no annotations, texts of errors, imports and parts of f-strings."""
+    """Nodes that run and that a test can see: no annotations, texts of errors, imports and parts of f-strings.
+
+    `strict` of `zip` is left out too: it matters for what is wrong already.
+    """
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     yield node
     for name, value in ast.iter_fields(node):
@@ -92,7 +97,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.AST]
             yield "constant changed", node, ast.Constant(_other(node.value))
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             yield "branch negated", test, ast.UnaryOp(ast.Not(), test)
-        case ast.Call(keywords=[*kept, _]):
+        case ast.Call(keywords=[*kept, ast.keyword(arg=name)]) if name != "strict":
             yield "argument dropped", node, ast.Call(node.func, node.args, kept)
         case ast.Call(args=[first, *kept, _]):
             yield "argument dropped", node, ast.Call(node.func, [first, *kept], node.keywords)

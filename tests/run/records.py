@@ -109,15 +109,19 @@ def num_passed(report: Path) -> int:
     return sum([case.find("skipped") is None for case in cases])
 
 
+def _by_path() -> dict[str, Record]:
+    return {row.path: row for row in records()}
+
+
 def main(words: Sequence[str]) -> int:
     """Print the table, or run tests. Returns the exit status."""
-    rows = {row.path: row for row in records()}
     if words[:1] == ["run"]:
         commit = git("rev-parse", "--short=10", "HEAD")
         assert commit is not None, "records are made in a clone"
-        for path in words[1:] or list(rows):
-            rows[path] = run(rows[path], commit)
-            write(list(rows.values()))
+        for path in words[1:] or [row.path for row in records()]:
+            found = run(_by_path()[path], commit)
+            write(list({**_by_path(), path: found}.values()))  # others may have written meanwhile
+    rows = _by_path()
     for row in rows.values():
         print(row.line())
     ages = [row.age() for row in rows.values()]

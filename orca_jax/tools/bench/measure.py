@@ -80,11 +80,14 @@ def run_workload(
 def warm_up(engine: Engine, workload: Sequence[WorkloadRequest]) -> None:
     """Run a few short requests before the measurement, so that first-use costs are paid.
 
-    Freeze the loaded objects for the garbage collector, as the engine process of a server does.
+    None is longer than in the workload, which may fill the model's context. Freeze the loaded objects for the garbage
+    collector, as the engine process of a server does.
     """
-    run_workload(
-        engine, [WorkloadRequest(0.0, request.prompt_ids[:64], 4) for request in workload[:4]]
-    )
+    short = [
+        WorkloadRequest(0.0, request.prompt_ids[:64], min(4, request.num_output))
+        for request in workload[:4]
+    ]
+    run_workload(engine, short)
     gc.collect()
     gc.freeze()
 

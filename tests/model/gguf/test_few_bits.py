@@ -127,7 +127,7 @@ def partly(name: str) -> Kind:
         ("qwen3", mixed, 1, "stacks"),
         pytest.param("qwen3", partly, 1, "stacks", marks=pytest.mark.slow),
         pytest.param("qwen3", Kind.Q8_0, 2, "layers", marks=pytest.mark.slow),
-        pytest.param("phi3-window", Kind.Q4_0, 1, "stacks", marks=pytest.mark.slow),
+        ("phi3-window", Kind.Q4_0, 1, "stacks"),
     ],
 )
 def test_logits_are_those_of_the_dequantised_file(

@@ -2,6 +2,9 @@
 
 from tests.project.rows.walk import Edit, Walk, after
 
+DOORS = "tests/doors/lines.toml"
+TOY_LINE = '"generate hi --model $toy $few --scheduling-policy priority --speculative-config $ngrams" = "."'
+
 SCHEDULER = Walk(
     "a scheduler",
     (
@@ -60,10 +63,12 @@ def test_the_second_request_waits_for_the_first() -> None:
     assert lab.batches == ["A2", "A1", "B3"]
 ''',
         ),
+        after(DOORS, TOY_LINE, '"generate hi --model $toy $few --scheduler alone" = "."\n'),
         after("docs/architecture.md", "## Scheduling", "\n`alone` runs one request at a time.\n"),
     ),
     (
         "tests/sched/test_alone.py",
+        "tests/doors/test_commands.py::test_each_door_is_opened",
         "tests/test_settings.py",
         "tests/docs/test_generated.py",
         "tests/test_same_tokens.py::test_greedy_tokens_equal_generate[gpt2-12-heads-1-alone]",
@@ -100,6 +105,9 @@ class ShortestPrompt(KeyOrdering):
             '    "a short prompt first": ("prompts", 1, "A - 6+1, B - 1+1", "B1|A6"),\n',
         ),
         after(
+            DOORS, TOY_LINE, '"generate hi --model $toy $few --scheduling-policy prompts" = "."\n'
+        ),
+        after(
             "docs/operations.md",
             "- `fcfs`: the order of arrival. No request is overtaken.",
             "- `prompts`: the shortest prompt first.\n",
@@ -107,6 +115,7 @@ class ShortestPrompt(KeyOrdering):
     ),
     (
         "tests/sched/test_orderings.py",
+        "tests/doors/test_commands.py::test_each_door_is_opened",
         "tests/sched/test_cost.py",
         "tests/test_settings.py",
         "tests/docs/test_generated.py",
