@@ -52,6 +52,7 @@ class ServerConfig:
     generation_config: str = flag_field("auto", "model")
     override_generation_config: str | None = flag_field(None, "model")
     default_chat_template_kwargs: str | None = flag_field(None, "model")
+    calibration: str | None = flag_field(None, "model")
     tool_call_parser: ToolCallParser | None = flag_field(None, "model")
     reasoning_parser: ReasoningParserName | None = flag_field(None, "model")
     unknown_fields: Literal["refuse", "ignore"] = flag_field("refuse", "model")

@@ -48,6 +48,9 @@ GROUPS = {
             "write a model as an Orbax checkpoint",
             "orca_jax.tools.convert.args",
         ),
+        "calibrate": Subcommand(
+            "orca_jax.tools.calibrate.__main__", "calibrate decisions by labelled rows"
+        ),
         "completion": Subcommand(
             "orca_jax.cli.completion", "print a script for the completion of a shell"
         ),

@@ -226,7 +226,7 @@ class LLM:
             questions: see `orca_jax.Question`.
             order: "given", or "averaged" over several rotations of lettered options.
             temperature: divides the log probabilities of the labels, after the calibration.
-            calibration: see `load_calibration`; None: none.
+            calibration: the fits of `load_calibration`, of `orca_jax.text.decisions.calibration`; None: none.
             chat_template: a file with another chat template; None for that of the model.
             chat_template_kwargs: further variables of the template.
             cache_salt: only calls with the same salt share cached states.

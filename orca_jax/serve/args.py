@@ -86,6 +86,7 @@ def check(config: ServerConfig, given: Collection[str] = ()) -> None:
         "ssl_certfile",
         "ssl_ca_certs",
         "chat_template",
+        "calibration",
         "generation_config",
     ):
         require(getattr(config, name) != "", name, "must not be empty")

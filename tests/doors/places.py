@@ -25,6 +25,12 @@ NGRAMS = {"method": "ngram", "num_speculative_tokens": 2}
 DRAFTS = {"method": "draft_model", "model": str(REFERENCE / "gpt2-12-heads")}
 ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}}
 
+LABELLED = "".join(
+    json.dumps({"state": "x" * (n % 7), "type": "yes_no", "question": "Odd?", "answer": n % 2 == 1})
+    + "\n"
+    for n in range(12)
+)
+
 WORDS: Mapping[str, str] = {
     "$few": FEW,
     "$bytes": BYTES,
@@ -55,6 +61,8 @@ TEXTS: Mapping[str, str] = {
     "azure": AZURE,
     "mooncake": MOONCAKE,
     "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "calibration": '{"version": 1, "kinds": {"choice": {"temperature": 2.0}}}',
+    "labelled": LABELLED,
     "keys": "k\n",
     "admin": "a\n",
 }

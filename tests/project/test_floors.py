@@ -154,6 +154,7 @@ FLOORS: dict[str, frozenset[str]] = {
     },
     "plan": FACTS
     | {"bundled", "console", "flags", "processor", "kernels", "model", "exec", "sim", "assembly"},
+    "calibrate": FACTS | {"flags", "llm", "text"},
     "convert": FACTS | {"bundled", "console", "flags", "model", "assembly"},
     "pictures": FACTS
     | {"console", "engine", "flags", "observer", "reporting", "sched", "sim", "timeline"},
@@ -177,7 +178,7 @@ HOUSES: Mapping[str, Collection[str]] = {
     "sched": {"observer"},
     "serve": {"openai", "playground", "telemetry"},
     "llm": {"async_llm"},
-    "tools": {"bench", "convert", "deploy", "plan", "ranker", "simulate"},
+    "tools": {"bench", "calibrate", "convert", "deploy", "plan", "ranker", "simulate"},
 }
 """Folders whose parts have floors of their own."""
 MAX_ENTRIES = 24  # of the package

@@ -22,6 +22,7 @@ from orca_jax.serve.openai.work import FrontEndWork
 from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.calls.dialects import BY_NAME, HARMONY, Dialect, inferred_dialect
+from orca_jax.text.decisions.calibration import load_calibration
 from orca_jax.text.decisions.labels import LabelFinder
 from orca_jax.text.decisions.prompts import VARIABLES, marked
 from orca_jax.text.decisions.reads import FitsByKind
@@ -96,7 +97,11 @@ class AdapterPlace(NamedTuple):
 
 
 class Service:
-    """The state shared by all handlers. Completions are possible after `set_ready`."""
+    """The state shared by all handlers. Completions are possible after `set_ready`.
+
+    Raises:
+        ConfigError: the calibration cannot be read.
+    """
 
     def __init__(
         self, client: EngineClient, config: ServerConfig, observer: ServerObserver
@@ -114,7 +119,9 @@ class Service:
         # each API key has its own prefix cache; the reader of the keys sets it
         self.salts_keys = False
         self._warnings: set[str] = set()
-        self.calibration: FitsByKind | None = None  # of decisions; the reader of its file sets it
+        self.calibration: FitsByKind | None = None  # of decisions
+        if config.calibration is not None:
+            self.calibration = load_calibration(config.calibration)
         self._labels: dict[str, LabelFinder] = {}  # by the end of the prompts of decisions
 
     async def read_texts(self) -> None:

@@ -1,0 +1,1 @@
+"""`orca-jax calibrate`: fits a calibration of decisions to labelled rows."""
