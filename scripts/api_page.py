@@ -156,6 +156,8 @@ def _range(schema: Schema) -> str:
         opening = "("
     if low is None and high is None:
         return ""
+    if high is None:
+        return f", {_number(low)} or more"
     return f" in {opening}{_number(low)}, {_number(high)}]"
 
 
