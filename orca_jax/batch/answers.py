@@ -64,6 +64,8 @@ class RowSummary:
 class _ReadUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None  # of decisions
+    output_tokens: int | None = None
 
 
 class _ReadBody(msgspec.Struct):
@@ -124,7 +126,8 @@ def row_summary(status: int, body: bytes) -> RowSummary:
     if status != 200:
         return RowSummary(_error_kind(status, read.error))
     usage = read.usage or _ReadUsage()
-    return RowSummary(None, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+    prompt_tokens = usage.prompt_tokens or usage.input_tokens or 0
+    return RowSummary(None, prompt_tokens, usage.completion_tokens or usage.output_tokens or 0)
 
 
 def _error_kind(status: int, error: object) -> str:

@@ -8,16 +8,19 @@ from typing import Any, Protocol, Self
 
 from orca_jax.assembly.built import Built
 from orca_jax.batch.answers import Answer
-from orca_jax.batch.rows import Row
+from orca_jax.batch.rows import DECISIONS, Row
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import ready_message
 from orca_jax.link.thread_link import EngineThread
 from orca_jax.serve.openai.answer import whole_answer
+from orca_jax.serve.openai.decisions import call as calls
+from orca_jax.serve.openai.decisions import wires
 from orca_jax.serve.openai.endpoints import ENDPOINTS
 from orca_jax.serve.openai.errors import ApiError
 from orca_jax.serve.openai.generation import Generation
 from orca_jax.serve.openai.model import Service
+from orca_jax.serve.openai.schema import decision_parser
 from orca_jax.serve.telemetry.observer import ServerObserver
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.errors import EngineError
@@ -94,7 +97,8 @@ class LocalEngine:
     async def answer(self, row: Row, row_id: str) -> Answer:
         """The answer that the server would give. Raises EngineError if the engine has failed."""
         try:
-            return Answer(200, row_id, await self._complete(row, row_id))
+            answer = self._decide if row.url == DECISIONS else self._complete
+            return Answer(200, row_id, await answer(row, row_id))
         except ApiError as error:
             if self._thread.failure is not None:
                 raise EngineError(
@@ -120,6 +124,19 @@ class LocalEngine:
     def _totals(self) -> dict[str, float]:
         engine = self._built.engine
         return totals(engine.stats, engine.executor.stats)
+
+    async def _decide(self, row: Row, row_id: str) -> bytes:
+        service = self._service
+        call, ignored = decision_parser.parse(
+            row.body, ignores_unknown=self._config.unknown_fields == "ignore"
+        )
+        service.check_model(call.model)
+        if names := {*ignored.known, *ignored.unknown} - self._ignored:
+            self._warn_of(names, row.line)
+        job = await calls.prepare(service, wires.understood(service, call, row_id))
+        decided = await calls.run(service, job, _nothing)
+        model = service.adapter_of(call.model) or service.names[0]
+        return wires.answer(call, job, decided, model)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:
         service = self._service

@@ -16,7 +16,8 @@ from orca_jax.values.errors import UNREADABLE
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
-URLS = (COMPLETIONS, CHATS)
+DECISIONS = "/v1/decisions"
+URLS = (COMPLETIONS, CHATS, DECISIONS)
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 32 * 2**20  # the server's default limit of a body
 
