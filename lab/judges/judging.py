@@ -69,6 +69,10 @@ JUDGES: Mapping[str, Judge] = {
     "ai-sdk-7": Judge("judge_ai_sdk.mjs", "ai7", flags=TALKS),
     "anthropic": Judge("judge_anthropic.py", "anthropic", flags=TALKS),
     "open-responses": Judge("judge_open_responses.py", "open-responses", flags=TALKS),
+    # A choice among 255 options takes 9,000 bytes.
+    "decisions": Judge(
+        "judge_decisions.py", "decisions", flags=(*TALKS, "--max-model-len", "16384")
+    ),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.
     "schemathesis": Judge(

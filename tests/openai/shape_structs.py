@@ -175,11 +175,30 @@ class ModelCard(Shape, frozen=True):
     created: Count
     owned_by: Name
     max_model_len: Count | Omissible = UNSET  # vLLM's extension
+    decision_labels: dict[str, Count] | Omissible = UNSET  # docs/typed_decisions.md
 
 
 class ModelList(Shape, frozen=True):
     object: Literal["list"]
     data: list[ModelCard]
+    models: list[dict[str, str]]  # TypeSafe's list of the same models
+
+
+class SystemOneFault(Shape, frozen=True):
+    loc: list[str | int]
+    msg: Name
+    type: Name
+
+
+class SystemOneRefusal(Shape, frozen=True):
+    error_type: Name
+    message: Name
+
+
+class SystemOneError(Shape, frozen=True):
+    """An error of TypeSafe's `/v1/systemone`."""
+
+    detail: list[SystemOneFault] | SystemOneRefusal
 
 
 class Tokens(Shape, frozen=True):

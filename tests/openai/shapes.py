@@ -18,6 +18,7 @@ from tests.openai.shape_structs import (
     ModelList,
     Shape,
     ShapeError,
+    SystemOneError,
     Text,
     Tokens,
     decode,
@@ -74,7 +75,9 @@ def check_response(
 
         check_messages_response(path, asked(request_body), status, named, body, complete)
         return
-    if status >= 400:
+    if status >= 400 and path == "/v1/systemone":
+        decode(SystemOneError, body, f"{status} of {path}")
+    elif status >= 400:
         check_error(path, status, named, body)
     else:
         check_success(method, path, request_body, named, body, complete)
