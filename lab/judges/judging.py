@@ -71,7 +71,7 @@ JUDGES: Mapping[str, Judge] = {
     "open-responses": Judge("judge_open_responses.py", "open-responses", flags=TALKS),
     # A choice among 255 options takes 9,000 bytes.
     "decisions": Judge(
-        "judge_decisions.py", "decisions", flags=(*TALKS, "--max-model-len", "16384")
+        "decisions/judge_decisions.py", "decisions", flags=(*TALKS, "--max-model-len", "16384")
     ),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.

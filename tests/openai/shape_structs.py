@@ -181,7 +181,7 @@ class ModelCard(Shape, frozen=True):
 class ModelList(Shape, frozen=True):
     object: Literal["list"]
     data: list[ModelCard]
-    models: list[dict[str, str]]  # TypeSafe's list of the same models
+    models: list[dict[str, str]] | Omissible = UNSET  # TypeSafe's list of the same models
 
 
 class SystemOneFault(Shape, frozen=True):
