@@ -171,7 +171,8 @@ async def _readout(service: Service, asked: AskedDecisions) -> Readout:
         labels = service.labels_at(frame.tail)
         return reading(asked.questions, state_ids, encode, labels, asked.order)
 
-    size = sum([question.size for question in asked.questions])
+    # each prompt repeats the state
+    size = sum([question.size + len(state_ids) for question in asked.questions])
     return await service.encoding(read, asked.questions_param, size)
 
 
