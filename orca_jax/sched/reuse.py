@@ -1,6 +1,6 @@
 """Requests and the prefix cache: the beginning of a new request, and the pages of running and ended ones."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import NO_HIT, Hit, Page
@@ -66,24 +66,28 @@ class PrefixReuse:
             digest in chosen or digest in self._computing for digest in self.awaited(request, 0)
         )
 
-    def awaited(self, request: Request, num_computed: int) -> list[bytes]:
-        """Digests of the beginnings of a prompt for which others wait, while so many of its tokens are computed."""
-        num_prompt = len(request.prompt_ids)
-        digests = []
-        if self._remembers(request) and num_prompt - num_computed > self.most_computed:
-            digests.append(self.digest_of_prompt(request))
+    def awaited(self, request: Request, num_computed: int) -> Iterator[bytes]:
+        """Digests of the beginnings of a prompt for which others wait, while so many of its tokens are computed.
+
+        That of shared tokens comes first, in one step and without digests of pages: hundreds of requests may wait.
+        """
         if request.num_shared > num_computed:
-            request.shared_digest = request.shared_digest or self._digest_of(
-                request, request.num_shared
-            )
-            digests.append(request.shared_digest)
-        return digests
+            if not request.shared_digest:
+                shared = id_bytes(request.prompt_ids[: request.num_shared])
+                request.shared_digest = page_digest(request.first_digest, b"shared" + shared)
+            yield request.shared_digest
+        num_left = len(request.prompt_ids) - num_computed
+        if self._remembers(request) and num_left > self.most_computed:
+            yield self.digest_of_prompt(request)
 
     def digest_of_prompt(self, request: Request) -> bytes:
         """The digest of all of a prompt."""
-        request.prompt_digest = request.prompt_digest or self._digest_of(
-            request, len(request.prompt_ids)
-        )
+        if not request.prompt_digest:
+            num_full = len(request.prompt_ids) // self._size
+            parent = self._digest_before(request, num_full)
+            request.prompt_digest = page_digest(
+                parent, id_bytes(request.prompt_ids[num_full * self._size :])
+            )
         return request.prompt_digest
 
     def begin(self, request: Request, row: int, hit: Hit) -> None:
@@ -166,12 +170,6 @@ class PrefixReuse:
     def _serves(self, request: Request) -> bool:
         """True if a request may begin with blocks of another one."""
         return request.may_read_prefixes and self._remembers(request)
-
-    def _digest_of(self, request: Request, num_tokens: int) -> bytes:
-        """The digest of so many tokens of a prompt. It differs from that of a page with the same end."""
-        num_full = num_tokens // self._size
-        parent = self._digest_before(request, num_full)
-        return page_digest(parent, id_bytes(request.prompt_ids[num_full * self._size : num_tokens]))
 
     def _digest_before(self, request: Request, index: int) -> bytes:
         """The digest of all tokens before a page."""
