@@ -92,7 +92,8 @@ def outcomes(count: int, seed: int, seconds: float) -> Iterator[tuple[Mutant, st
     """The first mutants of a seed, each with its outcome."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
-        for mutant in drawn(seed)[:count]:
+        for number, mutant in enumerate(drawn(seed)[:count]):
+            print(f"{number} of {count}: {mutant.place}", file=sys.stderr, flush=True)
             yield mutant, copy.outcome(mutant, seconds)
 
 

@@ -129,6 +129,7 @@ def test_the_engine_follows_algorithm_1_with_groups(windows: tuple[int | None, .
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_engine_follows_algorithm_1_in_many_scenarios() -> None:
     cases = [scenario(seed) for seed in range(MANY)]
     assert all(

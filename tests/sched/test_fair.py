@@ -115,6 +115,19 @@ def test_no_row_is_idle_for_the_shares_of_others() -> None:
     lab.run()
 
 
+def test_a_tenant_with_less_service_takes_no_more_rows_than_its_share() -> None:
+    """Bob's prompts are longer, so that ann is always the one with less service."""
+    lab = Lab(max_bs=4, shape=ONE._replace(ordering=FairShare, budget=64))
+    for number in range(6):
+        lab.add(f"ann{number}", 1, 1, Urgency(tenant="ann"))
+        lab.add(f"bob{number}", 8, 1, Urgency(tenant="bob"))
+    lab.run()
+    rows = [
+        Counter([member.request_id[:-1] for member in plan.members]) for plan in lab.executor.plans
+    ]
+    assert rows == [{"ann": 2, "bob": 2}] * 3
+
+
 def served(lab: Lab, tenants: dict[str, str]) -> Iterator[tuple[int, int]]:
     """The service of ann and bob so far, after each iteration."""
     counts = Counter[str]()

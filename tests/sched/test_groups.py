@@ -143,6 +143,7 @@ def test_blocks_balance_in_any_order(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_balance_in_thousands_of_orders(kind: str) -> None:
     for seed in range(100, 1300):

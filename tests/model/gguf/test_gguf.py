@@ -45,7 +45,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
 }
-OTHERS = ("gemma2", "gemma3", "gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
+OTHERS = ("gemma3", "gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
 OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -178,7 +178,12 @@ def write(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-rope-llama3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    "name",
+    [
+        "llama-rope-llama3",
+        "gemma2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+    ],
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     decoder = load_decoder(write(tmp_path / "model.gguf", name), dtype="float32", mesh=mesh_of(2))

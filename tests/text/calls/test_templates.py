@@ -304,6 +304,7 @@ def test_calls_of_a_template_are_read_back(number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "number", range(len(TEMPLATES)), ids=[f"{n}-{name}" for n, (name, _) in enumerate(TEMPLATES)]
 )
