@@ -28,14 +28,18 @@ class Maps:
         self.num_compiled += event == COMPILED
 
     @pytest.hookimpl(trylast=True)
-    def pytest_runtest_teardown(self) -> None:
-        """Drop all programs that no engine holds. To count maps takes longer than a small test."""
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Drop remembered programs, which take most maps. To count maps takes longer than a small test.
+
+        JAX's own are dropped between modules alone: an engine of a module may not compile them again while it serves.
+        """
         if self.num_compiled < LOOK_AFTER:
             return
         self.num_compiled = 0
         if num_maps() > MOST:
             forget_programs()
-            jax.clear_caches()
+            if nextitem is None or nextitem.path != item.path:
+                jax.clear_caches()
             gc.collect()
 
 
