@@ -232,10 +232,9 @@ def test_defaults_are_never_refused() -> None:
 def test_defaults_of_the_scheduler() -> None:
     chunked, plain = built_with(), built_with(overlap=False, enable_prefix_caching=False)
     assert (chunked.engine.scheduler.n_workers, plain.engine.scheduler.n_workers) == (2, 1)
-    assert (chunked.engine.pool.reuse is not None, plain.engine.pool.reuse is not None) == (
-        True,
-        False,
-    )
+    pools = (chunked.engine.pool, plain.engine.pool)
+    assert [pool.reuses_prefixes for pool in pools] == [True, False]
+    assert all([pool.reuse is not None for pool in pools]), "requests of one call share in both"
     assert built_with(**ORCA).engine.pool.reuse is None
 
 
@@ -456,6 +455,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
         "log_format",
         "log_requests",
         "otlp_traces_endpoint",
+        "calibration",
     }
     others |= {"enable_force_include_usage"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others

@@ -49,7 +49,9 @@ GROUPS = {
             "orca_jax.tools.convert.args",
         ),
         "calibrate": Subcommand(
-            "orca_jax.tools.calibrate.__main__", "calibrate decisions by labelled rows"
+            "orca_jax.tools.calibrate.__main__",
+            "calibrate decisions by labelled rows",
+            "orca_jax.tools.calibrate.args",
         ),
         "completion": Subcommand(
             "orca_jax.cli.completion", "print a script for the completion of a shell"

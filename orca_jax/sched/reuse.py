@@ -100,6 +100,10 @@ class PrefixReuse:
             request.num_remembered = len(hit.blocks[0])
             request.num_computed = hit.num_tokens
         request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
+        if self._remembers(request):
+            self.digest_of_prompt(
+                request
+            )  # also of a prompt that is found, for its last page in a timeline
         for digest in self.awaited(request, request.num_computed):
             self._computing.setdefault(digest, request)
 

@@ -7,7 +7,7 @@ import pytest
 
 from orca_jax import LLM, Question, SamplingParams
 from orca_jax.text.decisions.reads import TypedAnswer
-from tests.programs import compiled_late
+from tests.programs import compiled_late, compiled_with
 
 STATE = "The little dog was happy. It ran to the big tree and found a red ball under it. " * 4
 WORDS = ("dog", "tree", "ball", "sun", "boy", "girl", "cat", "house")
@@ -39,7 +39,8 @@ def bits(decisions: Sequence[TypedAnswer]) -> list[tuple[tuple[float, ...], floa
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with compiled_late(), made() as llm:
+    # one form of all programs: those of later tests are compiled with the fixture of their function
+    with compiled_with(optimised=False), compiled_late(), made() as llm:
         yield llm
         llm.engine.pool.check_integrity()
 

@@ -14,7 +14,8 @@ NORM = math.log(sum(math.exp(-n / 8) for n in range(10)))
 
 @pytest.mark.parametrize(("token", "distance"), [(3, 0), (4, 1), (9, 6), (0, 7), (2, 9)])
 def test_log_probabilities(token: int, distance: int) -> None:
-    logprob, rank, top_ids, top = toy_logprobs(3, token, 2, 10)
+    logprob, rank, top_ids, top, others = toy_logprobs(3, token, 2, 10)
+    assert others is None, "no ids were given"
     assert (rank, top_ids) == (distance + 1, (3, 4))
     assert logprob == pytest.approx(-distance / 8 - NORM)
     assert top == pytest.approx((-NORM, -1 / 8 - NORM))
@@ -24,7 +25,7 @@ def test_log_probabilities_sum_to_one_and_tops_end_with_the_vocabulary() -> None
     whole = toy_logprobs(8, 0, 20, 10)
     assert whole.top_ids == (8, 9, 0, 1, 2, 3, 4, 5, 6, 7)
     assert sum(map(math.exp, whole.top_logprobs)) == pytest.approx(1)
-    assert toy_logprobs(8, 0, 0, 10)[2:] == ((), ())
+    assert toy_logprobs(8, 0, 0, 10)[2:] == ((), (), None)
 
 
 @pytest.mark.parametrize(
