@@ -122,8 +122,8 @@ ROUTE = Walk(
         ),
         Edit(
             "orca_jax/serve/models.py",
-            "schema.answers import ModelCard, ModelList, Name, Version",
-            "schema.answers import ModelCard, ModelList, Version",
+            "schema.answers import ModelCard, ModelList, Name, NamedModel, Version",
+            "schema.answers import ModelCard, ModelList, NamedModel, Version",
         ),
         Edit(
             "orca_jax/serve/openai/schema/answers.py",
