@@ -44,8 +44,13 @@ class Mxfp4Matrix(FileMatrix):
         read_exactly(self.descriptor, self.begin + start * groups * _GROUP_BYTES, packed)
         exponents = np.empty((count, groups), np.uint8)
         read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
-        numbers = np.stack([E2M1[packed & 15], E2M1[packed >> 4]], axis=-1)
-        return numbers.reshape(count, groups, -1), exponents.astype(np.int32) - 127
+        return e2m1_numbers(packed), exponents.astype(np.int32) - 127
+
+
+def e2m1_numbers(stored: np.ndarray) -> np.ndarray:
+    """The numbers of bytes, float32, two of each along the last axis: the first is in the low half."""
+    numbers = np.stack([E2M1[stored & 15], E2M1[stored >> 4]], axis=-1)
+    return numbers.reshape(*stored.shape[:-1], 2 * stored.shape[-1])
 
 
 def has_stacks(table: tuple[Weight, ...]) -> bool:

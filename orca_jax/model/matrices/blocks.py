@@ -27,8 +27,8 @@ class BitsParts(NamedTuple):
 
 
 def packed_stripes(
-    read: Callable[[int, int], BitsParts],
-    outputs: Callable[[int, int], np.ndarray],
+    read: Callable[[np.ndarray], BitsParts],
+    stored: np.ndarray,
     num_blocks: int,
     width: int,
     form: BitsForm,
@@ -37,8 +37,8 @@ def packed_stripes(
     """Yield some packed blocks of a matrix after the number of the first one; each fits into a processor's caches.
 
     Args:
-        read: the parts of the stored outputs from one number to another. May raise OSError.
-        outputs: the stored outputs of some outputs of the matrix; fewer at the end, which zeros fill.
+        read: the parts of some stored outputs, of none too. May raise OSError.
+        stored: the stored output of each output of the matrix, without outputs at its end that zeros fill.
         num_blocks: blocks of the matrix.
         width: outputs of a block.
         form: the form of the numbers.
@@ -47,15 +47,24 @@ def packed_stripes(
     each = max(1, STRIPE_BYTES // (inputs * width)) * width
     for start in range(0, num_blocks * width, each):
         count = min(each, num_blocks * width - start)
-        stored = outputs(start, start + count)
-        first = int(stored.min()) if len(stored) else 0
-        stop = int(stored.max(initial=first - 1)) + 1
-        parts = read(first, stop)
-        own = BitsParts(
-            with_rows(parts.numbers[stored - first], count),
-            with_rows(parts.scales[stored - first], count),
-        )
-        yield start // width, packed_parts(own, form.bits, width)
+        numbers, scales, minima, _ = read(stored[start : start + count])
+        if minima is not None:
+            minima = with_rows(minima, count)
+        parts = BitsParts(with_rows(numbers, count), with_rows(scales, count), minima)
+        yield start // width, packed_parts(parts, form.bits, width)
+
+
+def of_ranges(read: Callable[[int, int], BitsParts]) -> Callable[[np.ndarray], BitsParts]:
+    """Return a function for some outputs, from one for all outputs of a range that is not empty."""
+
+    def parts(outputs: np.ndarray) -> BitsParts:
+        first = int(outputs.min()) if len(outputs) else 0
+        stop = int(outputs.max(initial=first)) + 1
+        found = read(first, stop)
+        places = outputs - first
+        return BitsParts(found.numbers[places], found.scales[places])
+
+    return parts
 
 
 def with_rows(values: np.ndarray, count: int) -> np.ndarray:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.files.stripes import STRIPE_BYTES
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.blocks import BitsParts, packed_parts, with_rows
+from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_integers
 from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 from orca_jax.values.config import Quantization
@@ -81,10 +80,7 @@ class IntegerMatrix(PublishedMatrix):
 
     def grouped_numbers(self) -> GroupedNumbers:
         """All numbers in the form `grouped`. Raises OSError."""
-        outputs = self.outputs
-        if outputs is None:
-            outputs = np.arange(self.shape[0])
-        return grouped_integers(*self.reader()(outputs), self.bits)
+        return grouped_integers(*self.reader()(self.stored), self.bits)
 
     @property
     def input_order(self) -> np.ndarray | None:
@@ -99,19 +95,17 @@ class IntegerMatrix(PublishedMatrix):
         Raises:
             OSError: the file cannot be read.
         """
+        assert self.form is not None, "a matrix without a form has no blocks"
         read = self.reader()
         order = self.input_order
-        each = max(1, STRIPE_BYTES // (self.shape[1] * width)) * width
-        for start in range(0, num_blocks * width, each):
-            count = min(each, num_blocks * width - start)
-            numbers, scales, zeros = read(self.stored_outputs(start, start + count))
+
+        def parts(outputs: np.ndarray) -> BitsParts:
+            numbers, scales, zeros = read(outputs)
             if order is not None:
                 numbers = numbers[:, order]
-            minima = None
-            if zeros is not None:
-                minima = with_rows(scales * zeros, count)
-            parts = BitsParts(with_rows(numbers, count), with_rows(scales, count), minima)
-            yield start // width, packed_parts(parts, self.bits, width)
+            return BitsParts(numbers, scales, None if zeros is None else scales * zeros)
+
+        return packed_stripes(parts, self.stored, num_blocks, width, self.form, self.shape[1])
 
     def reader(self) -> Callable[[np.ndarray], MatrixColumns]:
         """A function for the columns of some outputs. All rows are read once. Raises OSError."""

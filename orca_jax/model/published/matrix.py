@@ -76,13 +76,13 @@ class PublishedMatrix:
     def is_turned(self) -> bool:
         return False
 
-    def stored_outputs(self, start: int, stop: int) -> np.ndarray:
-        """The stored outputs that some outputs of the parameter come from; fewer at the end of a padded table."""
-        if self.outputs is not None:
-            return self.outputs[start:stop]
-        return np.arange(min(start, self.shape[0]), min(stop, self.shape[0]))
+    @property
+    def stored(self) -> np.ndarray:
+        """The stored output of each output of the parameter."""
+        if self.outputs is None:
+            return np.arange(self.shape[0])
+        return self.outputs
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
-        outputs = self.shape[0] if self.outputs is None else len(self.outputs)
-        return name == "table" or shape[-1] == outputs
+        return name == "table" or shape[-1] == len(self.stored)

@@ -8,10 +8,9 @@ import numpy as np
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
+from orca_jax.model.matrices.blocks import BitsParts, of_ranges, packed_stripes
 from orca_jax.model.matrices.stored import ForLibrary
-
-_MIDDLE = 16  # of numbers of 5 bits
+from orca_jax.model.published.numbers import doubled
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,22 +30,23 @@ class Mxfp4Bits(ForLibrary):
         """The form of its numbers in memory."""
         return BitsForm(5, is_wide=True)
 
+    @property
+    def _stored(self) -> np.ndarray:
+        if self.outputs is None:
+            return np.arange(self.matrix.num_rows)
+        return self.outputs
+
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         """True unless a matrix of this shape has copies of some outputs."""
-        outputs = self.matrix.num_rows if self.outputs is None else len(self.outputs)
-        return shape[-1] == outputs
+        return shape[-1] == len(self._stored)
 
     def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
         """Yield some packed blocks after the number of the first one. Raises OSError."""
         inputs = self.matrix.num_columns
-        return packed_stripes(self._parts, self._stored, num_blocks, width, self.form, inputs)
-
-    def _stored(self, start: int, stop: int) -> np.ndarray:
-        if self.outputs is not None:
-            return self.outputs[start:stop]
-        return np.arange(start, stop)
+        read = of_ranges(self._parts)
+        return packed_stripes(read, self._stored, num_blocks, width, self.form, inputs)
 
     def _parts(self, start: int, stop: int) -> BitsParts:
         numbers, powers = self.matrix.read_parts(start, stop)
-        codes = (2 * numbers + _MIDDLE).astype(np.uint8).reshape(len(numbers), -1)
+        codes = doubled(numbers, self.form).reshape(len(numbers), -1)
         return BitsParts(codes, np.ldexp(np.float32(0.5), powers))

@@ -12,14 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.files.expert_stacks import E2M1
+from orca_jax.model.files.expert_stacks import e2m1_numbers
 from orca_jax.model.matrices.bits_shapes import BitsForm
-from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
+from orca_jax.model.matrices.blocks import BitsParts, of_ranges, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, kept_group
 from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
 
 FP4_GROUP = 16
-_MIDDLE = 32  # of numbers of 6 bits
+
+
+def doubled(numbers: np.ndarray, form: BitsForm) -> np.ndarray:
+    """Twice the numbers of e2m1, which are integers from -12 to 12, as unsigned ones of a form."""
+    middle = 1 << (form.bits - 1)
+    return (2 * numbers + middle).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,10 +59,8 @@ class FloatMatrix(PublishedMatrix):
             OSError: the file cannot be read.
         """
         assert self.form is not None, "a matrix without a form has no blocks"
-        inputs = self.shape[1]
-        return packed_stripes(
-            self._parts, self.stored_outputs, num_blocks, width, self.form, inputs
-        )
+        read = of_ranges(self._parts)
+        return packed_stripes(read, self.stored, num_blocks, width, self.form, self.shape[1])
 
     def _parts(self, start: int, stop: int) -> BitsParts:
         """The numbers of some outputs as the library has them. NaN makes the scale of its group NaN. Raises OSError."""
@@ -147,7 +150,7 @@ class Fp4Matrix(FloatMatrix):
         return BitsForm(6, group=FP4_GROUP, is_wide=True)
 
     def _parts(self, start: int, stop: int) -> BitsParts:
-        codes = (2 * self._numbers(start, stop) + _MIDDLE).astype(np.uint8)
+        codes = doubled(self._numbers(start, stop), self.form)
         return BitsParts(codes, self._factors(start, stop) / 2)
 
     @property
@@ -156,11 +159,7 @@ class Fp4Matrix(FloatMatrix):
         return None
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:
-        stored = self.numbers.rows(start, stop)
-        numbers = np.empty((*stored.shape, 2), np.float32)
-        numbers[..., 0] = E2M1[stored & 15]
-        numbers[..., 1] = E2M1[stored >> 4]
-        return numbers.reshape(len(stored), -1)
+        return e2m1_numbers(self.numbers.rows(start, stop))
 
     def _factors(self, start: int, stop: int) -> np.ndarray:
         scales = self.scales.rows(start, stop).astype(np.float32)
