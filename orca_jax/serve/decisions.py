@@ -27,12 +27,8 @@ from orca_jax.serve.openai.schema.tolerant import Ignored
 
 async def decide(service: Service, request: Request) -> Response:
     """Answer a call in the form of OpenAI or of SGLang. Raises ApiError."""
-    call, ignored, num_bytes = await read_request(request, decision_parser, service)
-    service.check_model(call.model)
-    name = request.scope["state"]["request_id"]
-    understand = partial(wires.understood, service, call, name)
-    render = partial(wires.answer, call)
-    return await answered(service, request, call, understand, render, ignored, num_bytes)
+    read = await read_request(request, decision_parser, service)
+    return await answered(service, request, read, partial(wires.understood, service), wires.answer)
 
 
 async def system_one(service: Service, request: Request) -> Response:
@@ -42,29 +38,20 @@ async def system_one(service: Service, request: Request) -> Response:
     )
     if call.model == systemone.LATEST:
         call = msgspec.structs.replace(call, model=None)
-    service.check_model(call.model)
-    name = request.scope["state"]["request_id"]
-    understand = partial(systemone.understood, call, name)
-    render = partial(systemone.answer, call)
-    return await answered(service, request, call, understand, render, ignored, num_bytes)
+    read = (call, ignored, num_bytes)
+    return await answered(service, request, read, systemone.understood, systemone.answer)
 
 
 async def rerank(service: Service, request: Request) -> Response:
     """Answer with the relevance of documents. Raises ApiError."""
-    call, ignored, num_bytes = await read_request(request, rerank_parser, service)
-    service.check_model(call.model)
-    understand = partial(neighbours.reranking, call, request.scope["state"]["request_id"])
-    render = partial(neighbours.reranked, call)
-    return await answered(service, request, call, understand, render, ignored, num_bytes)
+    read = await read_request(request, rerank_parser, service)
+    return await answered(service, request, read, neighbours.reranking, neighbours.reranked)
 
 
 async def classify(service: Service, request: Request) -> Response:
     """Answer with a label for each text. Raises ApiError."""
-    call, ignored, num_bytes = await read_request(request, classify_parser, service)
-    service.check_model(call.model)
-    understand = partial(neighbours.classifying, call, request.scope["state"]["request_id"])
-    render = partial(neighbours.classified, call)
-    return await answered(service, request, call, understand, render, ignored, num_bytes)
+    read = await read_request(request, classify_parser, service)
+    return await answered(service, request, read, neighbours.classifying, neighbours.classified)
 
 
 async def score(service: Service, endpoint: str, request: Request) -> Response:
@@ -87,20 +74,32 @@ async def score(service: Service, endpoint: str, request: Request) -> Response:
     return Response(body, headers=headers, media_type="application/json")
 
 
-async def answered(
+async def answered[Call: ReadFields](
     service: Service,
     request: Request,
-    call: ReadFields,
-    understand: Callable[[], AskedDecisions],
-    render: Callable[[DecisionJob, Decided, str], bytes],
-    ignored: Ignored,
-    num_bytes: int,
+    read: tuple[Call, Ignored, int],
+    understand: Callable[[Call, str], AskedDecisions],
+    render: Callable[[Call, DecisionJob, Decided, str], bytes],
 ) -> Response:
-    """Understand a call, run it, and render its answer. Raises ApiError."""
-    caller = request.scope["state"]["caller"]
+    """Understand a call, run it, and render its answer.
+
+    Args:
+        service: the served model.
+        request: the HTTP call.
+        read: the call, its ignored fields, and its bytes.
+        understand: takes the call and its id.
+        render: takes the call, its job, the answers, and the name of the model.
+
+    Raises:
+        ApiError: a field is wrong, or the engine has no answer.
+    """
+    call, ignored, num_bytes = read
+    service.check_model(call.model)
+    state = request.scope["state"]
 
     async def prepared() -> DecisionJob:
-        return await calls.prepare(service, understand(), caller)
+        asked = understand(call, state["request_id"])
+        return await calls.prepare(service, asked, state["caller"])
 
     job = await service.work.prepare(num_bytes, prepared)
     headers = report_ignored(service, ignored)
@@ -110,4 +109,5 @@ async def answered(
         return Silence()
     model = service.adapter_of(call.model) or service.names[0]
     headers = headers | weight_header(service, decided.weight_version)
-    return Response(render(job, decided, model), headers=headers, media_type="application/json")
+    body = render(call, job, decided, model)
+    return Response(body, headers=headers, media_type="application/json")
