@@ -52,6 +52,19 @@ def main() -> None:
     record_awq()
     for name, (form, fields) in COMPRESSED.items():
         record_compressed(name, form, fields)
+    record_weights()
+
+
+SEEDS = {"compressed": 11, "gptq-4": 0, "awq": 7}
+
+
+def record_weights() -> None:
+    """The matrices that some records were made from."""
+    found = {}
+    for name, seed in SEEDS.items():
+        torch.manual_seed(seed)
+        found[name] = torch.randn(OUTPUTS, INPUTS) / 8
+    save_file(found, FOLDER.with_name("published_weights.safetensors"))
 
 
 GPTQ: dict[str, dict[str, Any]] = {
@@ -137,7 +150,7 @@ AWQ = {
 
 def record_awq() -> None:
     """A matrix in AutoAWQ's order of outputs, dequantised by GPTQModel's copy of its code."""
-    torch.manual_seed(7)
+    torch.manual_seed(SEEDS["awq"])
     _save("awq", AWQ, *awq(torch.randn(OUTPUTS, INPUTS) / 8, GROUP))
 
 
@@ -199,6 +212,7 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
             "symmetric": True,
             "strategy": "tensor_group",
             "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
         },
     ),
 }
@@ -206,7 +220,7 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 def record_compressed(name: str, form: str, fields: dict[str, Any]) -> None:
     """A matrix compressed and decompressed by compressed-tensors."""
-    torch.manual_seed(11)
+    torch.manual_seed(SEEDS["compressed"])
     _save(
         name,
         scheme_config(form, fields),

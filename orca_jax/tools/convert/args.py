@@ -1,18 +1,24 @@
 """The flags of `orca-jax convert`."""
 
 import argparse
-from typing import get_args
+from typing import Literal, get_args
 
 from orca_jax.flags import FlagParser, flag_of, help_of, program
 from orca_jax.values.config import DType, LoadFormat, Quantization
 
 DESCRIPTION = """\
-Write a model as a directory with an Orbax checkpoint, which loads by shards. config.json, tokenizer and chat template
-are copied. The weights pass through the memory of one device.
+Write a model as a directory with an Orbax checkpoint, which loads by shards, or with safetensors, plain or in a form
+that other engines read, too. config.json, tokenizer and chat template are copied. The weights pass through the memory
+of one device.
 
     orca-jax convert --model ORG/NAME --output models/name
     orca-jax convert --model models/smol --output models/smol-int8 --quantization int8
+    orca-jax convert --model models/smol --output models/smol-awq --output-format awq
 """
+
+PublishedFormat = Literal["awq", "gptq", "w4a16", "w8a16", "w8a8", "fp8", "fp8-block", "nvfp4"]
+"""The forms of quantised matrices that other engines read; `forms.py` writes them."""
+OutputFormat = Literal["orbax", "safetensors", PublishedFormat]
 
 
 def make_parser() -> FlagParser:
@@ -40,7 +46,15 @@ def make_parser() -> FlagParser:
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
-        help="store the weights in 8 or 4 bits (default: as they are)",
+        help="store the weights of an Orbax checkpoint in 8 or 4 bits (default: as they are)",
+    )
+    parser.add_argument(
+        "--output-format",
+        choices=get_args(OutputFormat),
+        default="orbax",
+        help="format to write: an Orbax checkpoint, plain safetensors, or safetensors with the matrices of layers "
+        "rounded to AWQ or GPTQ (4 bits), to W4A16, W8A16, W8A8, FP8 or NVFP4 of compressed-tensors, or to FP8 with "
+        "DeepSeek's blocks (default: orbax)",
     )
     parser.add_argument(
         "--load-format",

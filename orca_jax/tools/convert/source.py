@@ -14,6 +14,7 @@ from orca_jax.helpers.bundled import is_gguf, is_preset, model_directory
 from orca_jax.model.describe import named_dtype, read_model_config
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.weight_files import check_weights
+from orca_jax.tools.convert.args import OutputFormat
 from orca_jax.values.checks import is_writable
 from orca_jax.values.config import DType, EngineConfig, LoadFormat, ModelConfig
 from orca_jax.values.errors import ConfigError
@@ -36,6 +37,7 @@ class Conversion:
         model: the configuration, quantised as requested.
         dtype: type of the written weights.
         load_format: the format of the weights in `source`.
+        output_format: the format to write.
     """
 
     source: Path
@@ -45,6 +47,7 @@ class Conversion:
     model: ModelConfig
     dtype: DType
     load_format: LoadFormat
+    output_format: OutputFormat
 
     @classmethod
     def of(cls, args: Namespace) -> Self:
@@ -71,6 +74,7 @@ class Conversion:
             raise ConfigError(message, param="output")
         model = quantised(EngineConfig(quantization=args.quantization), read_model_config(source))
         check_weights(source, args.load_format)
+        _check_format(args, model)
         values = dict(hf_config_of(source)) if is_gguf(str(source)) else _read(source / CONFIG)
         texts = _texts_of(args, source)
         return cls(
@@ -81,7 +85,25 @@ class Conversion:
             model,
             args.dtype or named_dtype(values) or "float32",
             args.load_format,
+            args.output_format,
         )
+
+
+def _check_format(args: Namespace, model: ModelConfig) -> None:
+    """Refuse safetensors of weights that have no plain values, or no names in such files."""
+    if args.output_format == "orbax":
+        return
+    if args.quantization is not None:
+        message = f"stores weights of Orbax checkpoints; leave it out with --output-format {args.output_format}"
+        raise ConfigError(f"--quantization {message}", param="quantization")
+    if model.quantization is not None:
+        message = (
+            f"{args.model} is stored in {model.quantization}; give the model that it was made from"
+        )
+        raise ConfigError(message, param="output_format")
+    if model.decoder is not None:
+        message = "a decoder of your own has no names of tensors in safetensors; choose orbax"
+        raise ConfigError(message, param="output_format")
 
 
 def check_output(output: Path, may_replace: bool) -> None:
