@@ -14,9 +14,12 @@ from orca_jax.model.export import exported
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.transformer import Decoder
+from orca_jax.text.template_files import read_templates
+from orca_jax.text.tokenizer import load_tokenizer
 from orca_jax.tools.convert import files
 from orca_jax.tools.convert.args import PublishedFormat
 from orca_jax.tools.convert.forms import FORMS
+from tests.model.gguf.test_gguf import write as write_gguf
 from tests.model.published.directories import LLAMA, MIXTRAL, write
 from tests.model.reference import REFERENCE, mesh_of
 from tests.model.saved.record import load as load_saved
@@ -126,6 +129,29 @@ def test_several_files_have_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
     theirs = parameters(tmp_path / "one")
     for path, ours in parameters(tmp_path / "out").items():
         np.testing.assert_array_equal(ours, theirs[path], path)
+
+
+def test_a_gguf_file_becomes_a_directory(tmp_path: Path) -> None:
+    """The tensors have the names of directories; the tokenizer and the template are those of the file."""
+    texts = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": ["a", "b", "<|end|>", "ab", "c", "<|eos|>"],
+        "token_type": [1, 1, 3, 1, 1, 3],
+        "merges": ["a b"],
+        "eos_token_id": 5,
+        "chat_template": "{{ messages[0].content }}{{ eos_token }}",
+    }
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", texts=texts)
+    out = tmp_path / "out"
+    assert convert(source, out, "--output-format", "safetensors") == 0
+    assert names_in(out) == names_in(REFERENCE / "qwen3")
+    theirs = parameters(source)
+    for path, ours in parameters(out).items():
+        np.testing.assert_array_equal(ours, theirs[path], path)
+    assert load_tokenizer(out).encode("abc<|end|>") == load_tokenizer(source).encode("abc<|end|>")
+    assert load_tokenizer(out).eos_id == load_tokenizer(source).eos_id
+    assert read_templates(str(out), None) == read_templates(str(source), None)
 
 
 @pytest.mark.parametrize(

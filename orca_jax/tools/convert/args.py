@@ -8,8 +8,8 @@ from orca_jax.values.config import DType, LoadFormat, Quantization
 
 DESCRIPTION = """\
 Write a model as a directory with an Orbax checkpoint, which loads by shards, or with safetensors, plain or in a form
-that other engines read, too. config.json, tokenizer and chat template are copied. The weights pass through the memory
-of one device.
+that other engines read, too. config.json, tokenizer and chat template are copied, or made of a GGUF file. The
+weights pass through the memory of one device.
 
     orca-jax convert --model ORG/NAME --output models/name
     orca-jax convert --model models/smol --output models/smol-int8 --quantization int8

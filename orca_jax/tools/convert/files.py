@@ -125,6 +125,7 @@ class _Files:
     def _write(self) -> None:
         path = self._folder / f".{len(self._written)}.part"
         save_file(self._held, path, metadata={"format": "pt"})
+        path.chmod(self._folder.stat().st_mode & 0o666)  # the library lets the owner alone read it
         self._written.append((path, list(self._held)))
         self._total += self._bytes
         self._held = {}

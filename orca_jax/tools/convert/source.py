@@ -14,6 +14,7 @@ from orca_jax.helpers.bundled import is_gguf, is_preset, model_directory
 from orca_jax.model.describe import named_dtype, read_model_config
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.weight_files import check_weights
+from orca_jax.text.gguf_texts import templates_of_gguf, tokenizer_of_gguf
 from orca_jax.tools.convert.args import OutputFormat
 from orca_jax.values.checks import is_writable
 from orca_jax.values.config import DType, EngineConfig, LoadFormat, ModelConfig
@@ -34,6 +35,7 @@ class Conversion:
         output: the absolute path of the directory to write, without symbolic links.
         values: the contents of config.json.
         copied: other files to copy, none of them config.json.
+        made: the contents of further files by name: the tokenizer and the chat templates of a GGUF file.
         model: the configuration, quantised as requested.
         dtype: type of the written weights.
         load_format: the format of the weights in `source`.
@@ -44,6 +46,7 @@ class Conversion:
     output: Path
     values: Mapping[str, Any]
     copied: tuple[Path, ...]
+    made: Mapping[str, str]
     model: ModelConfig
     dtype: DType
     load_format: LoadFormat
@@ -82,6 +85,7 @@ class Conversion:
             output,
             values,
             texts,
+            _texts_in(source) if args.tokenizer is None else {},
             model,
             args.dtype or named_dtype(values) or "float32",
             args.load_format,
@@ -141,6 +145,23 @@ def _texts_of(args: Namespace, source: Path) -> tuple[Path, ...]:
     for folder, pattern in product(folders, _TEXTS):
         found |= {file.name: file for file in sorted(folder.glob(pattern)) if _is_text(file)}
     return tuple(found.values())
+
+
+def _texts_in(source: Path) -> dict[str, str]:
+    """The texts in a GGUF file, as a directory has them. Raises ConfigError: its tokenizer is not read."""
+    if not is_gguf(str(source)):
+        return {}
+    tokenizer, tokens = tokenizer_of_gguf(source)
+    templates, _ = templates_of_gguf(source)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+    if templates:
+        settings["chat_template"] = [
+            {"name": name, "template": template} for name, template in templates.items()
+        ]
+    if len(templates) == 1:
+        settings["chat_template"] = templates["default"]
+    found = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
+    return {name: json.dumps(values, ensure_ascii=False) for name, values in found.items()}
 
 
 def _is_text(file: Path) -> bool:

@@ -46,6 +46,8 @@ def convert(job: Conversion) -> None:
         fresh.mkdir(parents=True)
         for file in job.copied:
             shutil.copyfile(file, fresh / file.name)
+        for name, text in job.made.items():
+            (fresh / name).write_text(text, encoding="utf-8")
         settings = _write_weights(job, decoder, fresh)
         (fresh / CONFIG).write_text(_described(job, decoder, settings), encoding="utf-8")
         _replace(job.output, fresh)
