@@ -10,7 +10,6 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from orca_jax.cli.main import main as command
-from orca_jax.model.export import exported
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.transformer import Decoder
@@ -18,6 +17,7 @@ from orca_jax.text.template_files import read_templates
 from orca_jax.text.tokenizer import load_tokenizer
 from orca_jax.tools.convert import files
 from orca_jax.tools.convert.args import PublishedFormat
+from orca_jax.tools.convert.export import exported
 from orca_jax.tools.convert.forms import FORMS
 from tests.model.gguf.test_gguf import write as write_gguf
 from tests.model.published.directories import LLAMA, MIXTRAL, write

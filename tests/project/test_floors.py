@@ -155,7 +155,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "plan": FACTS
     | {"bundled", "console", "flags", "processor", "kernels", "model", "exec", "sim", "assembly"},
     "calibrate": FACTS | {"flags", "llm", "text"},
-    "convert": FACTS | {"bundled", "console", "flags", "model", "assembly"},
+    "convert": FACTS | {"bundled", "console", "flags", "hub", "model", "text", "assembly"},
     "pictures": FACTS
     | {"console", "engine", "flags", "observer", "reporting", "sched", "sim", "timeline"},
     "__main__": frozenset({"cli"}),

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
-from orca_jax.model.export import ExportedTensor
+from orca_jax.tools.convert.export import ExportedTensor
 from orca_jax.tools.convert.forms import GROUPS, Parts, Settings, WrittenForm
 from orca_jax.values.errors import ConfigError
 

@@ -13,10 +13,10 @@ import numpy as np
 from orca_jax.helpers.console import progress_bar
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANTIZATION_CONFIG, quantization_config
-from orca_jax.model.export import exported
 from orca_jax.model.files.digests import write_digests
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from orca_jax.tools.convert.export import exported
 from orca_jax.tools.convert.files import write_safetensors
 from orca_jax.tools.convert.forms import FORMS
 from orca_jax.tools.convert.source import CONFIG, Conversion

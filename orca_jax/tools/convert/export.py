@@ -1,4 +1,4 @@
-"""The tensors of a decoder by their names in Hugging Face directories: what `weights.py` reads, written.
+"""The tensors of a decoder by their names in Hugging Face directories: what `model/weights.py` reads, written.
 
 Tensors are made one after another, from a table that `families` has for reading. One that several parameters share is
 made from all of them.
