@@ -33,6 +33,9 @@ COMMANDS = {
     "held_out": Command(
         "lab.simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"
     ),
+    "gpus": Command(
+        "lab.gpus.command", "recorded runs of GPUs repeated in virtual time from measured kernels"
+    ),
     "host": Command("lab.host_time", "host time and device idle time per iteration"),
     "install": Command(
         "lab.install", "time of an installation from the source tree, and the size of the wheel"

@@ -13,12 +13,13 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from orca_jax.helpers.reporting import write_file
-from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.cost import IterationCost, LinearCost
 from orca_jax.timeline.read import load_timeline
 from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
 from orca_jax.tools.simulate.__main__ import SETTINGS
+from orca_jax.tools.simulate.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.simulate.run import SimulatedRecord, SimulatedRun, simulate
 from orca_jax.tools.simulate.why import why
 from orca_jax.tools.timeline.fit import fit_cost
@@ -87,6 +88,9 @@ class _SweepRun(NamedTuple):
         policy = found.timeline.head.config.scheduler
         rate = None if self.rate is None or math.isinf(self.rate) else self.rate
         run = {"policy": policy, "rate": rate, "arrivals": self.arrivals, "seed": self.seed}
+        cost = found.device.cost
+        if isinstance(cost, ProfileCost):
+            run["lookups_outside"] = cost.num_outside
         return {**run, **found.figures}, found.records
 
 
@@ -148,7 +152,9 @@ def _in_processes(
         raise ConfigError(message, param="jobs") from error
 
 
-def _cost(text: str) -> LinearCost:
+def _cost(text: str) -> IterationCost:
+    if text.startswith(PROFILE):
+        return read_profile(text)
     parts = text.split(",")
     try:
         numbers = [float(part) for part in parts]

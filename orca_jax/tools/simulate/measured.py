@@ -1,0 +1,171 @@
+"""Tables of measured times: read from CSV files, and looked up between their points."""
+
+import csv
+import gzip
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
+
+MOST_LINES = 200_000
+MOST_BYTES = 32 * 2**20  # of a table, unpacked
+
+
+class Row(NamedTuple):
+    """A line of a table: its name, its numbers and its time in seconds."""
+
+    name: str
+    key: tuple[int, ...]
+    seconds: float
+
+
+def read_rows(path: Path, columns: Sequence[str], *, is_named: bool = False) -> Iterator[Row]:
+    """Yield the lines of a table whose times are microseconds, in a column `time_us` or `us`.
+
+    Args:
+        path: a CSV file, also compressed by gzip.
+        columns: names of the columns of numbers.
+        is_named: there is a first column `layer` with names.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line of it is wrong; `param` is "cost".
+    """
+    names = ["layer", *columns] if is_named else list(columns)
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for number, cells in enumerate(_lines(path), start=1):
+        if number == 1:
+            if cells[:-1] != names or cells[-1] not in ("time_us", "us"):
+                wanted = ",".join([*names, "time_us"])
+                raise _wrong(path, 1, f"must be {wanted}, got {short(','.join(cells))}")
+            continue
+        if len(cells) != len(names) + 1:
+            raise _wrong(path, number, f"must have {len(names) + 1} values, got {len(cells)}")
+        name = cells.pop(0) if is_named else ""
+        *key, time = cells
+        row = Row(name, _counts(path, number, key), _seconds(path, number, time))
+        if row[:2] in seen:
+            raise _wrong(path, number, "repeats the numbers of an earlier line")
+        seen.add(row[:2])
+        yield row
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    """The lines of a file, at most `MOST_LINES`."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if is_packed:
+                data = gzip.GzipFile(fileobj=file).read(MOST_BYTES + 1)
+            else:
+                data = file.read(MOST_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="cost") from None
+    lines = text.splitlines()
+    if len(data) > MOST_BYTES or len(lines) > MOST_LINES:
+        raise _wrong(path, MOST_LINES + 1, f"and longer tables are not read: {MOST_LINES} lines")
+    if len(lines) < 2:
+        raise _wrong(path, 1, "must be a heading line, with times below it")
+    return csv.reader(lines)
+
+
+def _counts(path: Path, line: int, cells: Sequence[str]) -> tuple[int, ...]:
+    if not all(cell.isascii() and cell.isdigit() and len(cell) < 10 for cell in cells):
+        raise _wrong(path, line, f"must have whole numbers below 10^9, got {short(cells)}")
+    return tuple(map(int, cells))
+
+
+def _seconds(path: Path, line: int, cell: str) -> float:
+    try:
+        time = float(cell)
+    except ValueError:
+        time = math.nan
+    if not 0 < time < 1e9:
+        raise _wrong(path, line, f"must end with microseconds above 0, got {short(cell)}")
+    return time / 1e6
+
+
+def _wrong(path: Path, line: int, problem: str) -> ConfigError:
+    return ConfigError(f"{path}: line {line} {problem}", param="cost")
+
+
+class Curve:
+    """Seconds by one number: linear between the points, and proportional beyond the last one.
+
+    Args:
+        points: at least one.
+    """
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        self._numbers = sorted(points)
+        self._seconds = [points[number] for number in self._numbers]
+
+    def at(self, number: float) -> float:
+        """The seconds; those of the first point below it."""
+        numbers = self._numbers
+        if number >= numbers[-1]:
+            return self._seconds[-1] * number / numbers[-1]
+        (low, share), (high, other) = neighbours(numbers, number)
+        return share * self._seconds[low] + other * self._seconds[high]
+
+
+class Grid:
+    """Seconds by several numbers, linear in each of them. A grid may lack points, whose neighbours then count more.
+
+    Args:
+        points: the seconds, by as many numbers each.
+    """
+
+    def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
+        self._points = points
+        size = len(next(iter(points)))
+        self._axes = [sorted({key[axis] for key in points}) for axis in range(size)]
+        self.num_outside = 0
+
+    def at(self, key: Sequence[float]) -> float:
+        """The seconds. Beyond an axis its end counts, and `num_outside` grows."""
+        pairs = []
+        for axis, number in zip(self._axes, key, strict=True):
+            self.num_outside += number > axis[-1]
+            pairs.append([(axis[place], share) for place, share in neighbours(axis, number)])
+        total = 0.0
+        weight = 0.0
+        for corner in product(*pairs):
+            share = math.prod([each for _, each in corner])
+            seconds = self._points.get(tuple(number for number, _ in corner))
+            if share and seconds is not None:
+                total += share * seconds
+                weight += share
+        if not weight:
+            self.num_outside += 1
+            return self._nearest(key)
+        return total / weight
+
+    def _nearest(self, key: Sequence[float]) -> float:
+        """The seconds of the point with the least sum of distances, each as a share of its axis."""
+        ends = [axis[-1] or 1 for axis in self._axes]
+
+        def distance(point: tuple[int, ...]) -> float:
+            return sum(
+                abs(number - own) / end for number, own, end in zip(key, point, ends, strict=True)
+            )
+
+        return self._points[min(self._points, key=distance)]
+
+
+def neighbours(
+    numbers: Sequence[int], number: float
+) -> tuple[tuple[int, float], tuple[int, float]]:
+    """The places below and above a number in an ascending list, each with its share; both are the end beyond it."""
+    high = min(bisect_left(numbers, number), len(numbers) - 1)
+    low = max(high - 1, 0)
+    if number >= numbers[high] or low == high:
+        return (high, 1.0), (high, 0.0)
+    share = (numbers[high] - number) / (numbers[high] - numbers[low])
+    return (low, share), (high, 1 - share)

@@ -1,0 +1,174 @@
+"""Costs from measured times of one layer, by operator: `--cost profile:PREFIX,layers=N`.
+
+The files are PREFIX followed by `_dense.csv`, `_per_sequence.csv`, `_attention.csv` and, with experts, `_moe.csv`, or
+`.csv.gz`. Their form is that of LLMServingSim (`profiler/perf`):
+
+    layer,tokens,time_us                                     operators by tokens of the batch
+    layer,sequences,time_us                                  operators by sequences with a drawn token
+    prefill_chunk,kv_prefill,n_decode,kv_decode,time_us      attention
+    tokens,activated_experts,time_us                         the experts of a layer
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orca_jax.sim.cost import WorkCounts
+from orca_jax.tools.simulate.measured import Curve, Grid, read_rows
+from orca_jax.values.checks import short
+from orca_jax.values.errors import ConfigError
+
+PROFILE = "profile:"
+_ONCE = ("embedding", "final_layernorm")  # all others are in each layer
+_TWICE = "layernorm"  # before attention and before the MLP
+_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_USAGE = "profile:PREFIX,layers=N, with host=, experts=, active=, devices=, width=, bandwidth= and hop= as needed"
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What the tables do not say.
+
+    Attributes:
+        layers: of the model.
+        host: seconds of the host for each iteration.
+        experts: of a layer; 0 without.
+        active: experts of a token.
+        devices: that sum their results twice in a layer (tensor parallel).
+        width: numbers of a token that they sum, of 2 bytes.
+        bandwidth: bytes per second of such a sum.
+        hop: seconds of such a sum beside its bytes.
+    """
+
+    layers: int = 0
+    host: float = 0.0
+    experts: int = 0
+    active: int = 0
+    devices: int = 1
+    width: int = 0
+    bandwidth: float = 0.0
+    hop: float = 0.0
+
+
+@dataclass
+class ProfileCost:
+    """The sum of the measured operators of an iteration.
+
+    Chunks of several prompts count as one with as many pairs. More increments beside a chunk than a table has count as
+    those with as many tokens of context in all.
+    """
+
+    settings: ProfileSettings
+    dense: Mapping[str, Curve]
+    per_sequence: Mapping[str, Curve]
+    attention: Grid
+    most_beside: int
+    experts: Grid | None = None
+    buckets: tuple[int, ...] = field(default=(), init=False)
+
+    @property
+    def host(self) -> float:
+        """Seconds of the host for each iteration."""
+        return self.settings.host
+
+    @property
+    def num_outside(self) -> int:
+        """The number of looked up values outside of a table."""
+        of_experts = 0 if self.experts is None else self.experts.num_outside
+        return self.attention.num_outside + of_experts
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """An equal part of the iteration's seconds on each stage."""
+        num_tokens = work.num_tokens
+        once = sum([self.dense[name].at(num_tokens) for name in _ONCE if name in self.dense])
+        of_layer = self._attention(work) + self._experts(num_tokens) + self._sums(num_tokens)
+        for name, curve in self.dense.items():
+            if name not in _ONCE:
+                of_layer += curve.at(num_tokens) * (2 if name == _TWICE else 1)
+        drawn = sum([curve.at(max(1, work.draws)) for curve in self.per_sequence.values()])
+        seconds = self.settings.layers * of_layer + once + drawn
+        return [seconds / num_stages] * num_stages
+
+    def _attention(self, work: WorkCounts) -> float:
+        chunk = work.chunk_tokens
+        before = 0.0
+        if chunk:
+            before = max(0.0, (work.chunk_pairs - chunk * (chunk + 1) / 2) / chunk)
+        increments = work.increments
+        if chunk:
+            increments = min(increments, self.most_beside)
+        context = 0.0
+        if increments:
+            context = work.context / increments
+        return self.attention.at((chunk, before, increments, context))
+
+    def _experts(self, num_tokens: int) -> float:
+        """The experts that independent choices of all tokens are expected to name."""
+        if self.experts is None:
+            return 0.0
+        number = self.settings.experts
+        unused = (1 - self.settings.active / number) ** num_tokens
+        return self.experts.at((num_tokens, number * (1 - unused)))
+
+    def _sums(self, num_tokens: int) -> float:
+        """Two sums over devices."""
+        own = self.settings
+        if own.devices == 1:
+            return 0.0
+        num_bytes = 2 * num_tokens * own.width
+        return 2 * (own.hop + num_bytes * 2 * (own.devices - 1) / own.devices / own.bandwidth)
+
+
+def read_profile(text: str) -> ProfileCost:
+    """The cost of a flag, such as "profile:DIR/llama_8b,layers=32".
+
+    Raises:
+        ConfigError: the flag or a file is wrong; `param` is "cost".
+    """
+    prefix, *parts = text.removeprefix(PROFILE).split(",")
+    settings = _settings(parts)
+    curves = []
+    for end, column in (("dense", "tokens"), ("per_sequence", "sequences")):
+        found: dict[str, dict[int, float]] = {}
+        for row in read_rows(_file(prefix, end), [column], is_named=True):
+            found.setdefault(row.name, {})[row.key[0]] = row.seconds
+        curves.append({name: Curve(points) for name, points in found.items()})
+    of_attention = {
+        row.key: row.seconds for row in read_rows(_file(prefix, "attention"), _ATTENTION)
+    }
+    most_beside = max([key[2] for key in of_attention if key[0]], default=0)
+    experts = None
+    if settings.experts:
+        columns = ("tokens", "activated_experts")
+        rows = read_rows(_file(prefix, "moe"), columns)
+        experts = Grid({row.key: row.seconds for row in rows})
+    return ProfileCost(settings, curves[0], curves[1], Grid(of_attention), most_beside, experts)
+
+
+def _settings(parts: Sequence[str]) -> ProfileSettings:
+    kinds = {name: type(value) for name, value in vars(ProfileSettings()).items()}
+    values: dict[str, Any] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        try:
+            values[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            raise ConfigError(f"cost must be {_USAGE}, got {short(part)}", param="cost") from None
+        if not 0 <= values[name] < 1e15:
+            raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
+    settings = ProfileSettings(**values)
+    if settings.layers < 1 or settings.devices < 1:
+        raise ConfigError("layers and devices must be at least 1", param="cost")
+    if settings.active > settings.experts or bool(settings.active) != bool(settings.experts):
+        raise ConfigError("active must be from 1 to experts", param="cost")
+    if settings.devices > 1 and not (settings.width and settings.bandwidth):
+        raise ConfigError("devices needs width and bandwidth of their sums", param="cost")
+    return settings
+
+
+def _file(prefix: str, end: str) -> Path:
+    """A file of the profile, plain or compressed."""
+    plain = Path(f"{prefix}_{end}.csv")
+    packed = Path(f"{plain}.gz")
+    return packed if packed.exists() else plain
