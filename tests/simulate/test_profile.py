@@ -97,6 +97,14 @@ def test_experts_sums_and_hosts(tmp_path: Path) -> None:
     )
 
 
+def test_replicas_share_experts(tmp_path: Path) -> None:
+    """Nine tokens of each of three engines: all twelve experts, four of them on this device."""
+    cost = read_profile(written(tmp_path, moe=MOE) + ",experts=12,active=12,replicas=3")
+    plain = read_profile(written(tmp_path))
+    work = work_of([(15, 1, True)] * 3, 3)
+    assert microseconds(cost, work) == pytest.approx(microseconds(plain, work) + 2 * 100)
+
+
 def test_lookups_outside_of_a_table(tmp_path: Path) -> None:
     """A curve continues in proportion; a grid ends, and counts it."""
     assert Curve({2: 4.0, 4: 6.0}).at(8) == 12
@@ -137,7 +145,7 @@ def test_wrong_tables_are_named_by_line(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (",layers=0", "layers and devices must be at least 1"),
+        (",layers=0", "layers, devices and replicas must be at least 1"),
         (",layer=3", "got 'layer=3'"),
         (",host=soon", "got 'host=soon'"),
         (",host=nan", "host must be at least 0"),

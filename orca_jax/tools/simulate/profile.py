@@ -23,7 +23,10 @@ PROFILE = "profile:"
 _ONCE = ("embedding", "final_layernorm")  # all others are in each layer
 _TWICE = "layernorm"  # before attention and before the MLP
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-_USAGE = "profile:PREFIX,layers=N, with host=, experts=, active=, devices=, width=, bandwidth= and hop= as needed"
+_USAGE = (
+    "profile:PREFIX,layers=N, with host=, experts=, active=, replicas=, devices=, width=, bandwidth= and hop= as "
+    "needed"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class ProfileSettings:
         host: seconds of the host for each iteration.
         experts: of a layer; 0 without.
         active: experts of a token.
+        replicas: engines with equal loads that share the experts, each with its part of them.
         devices: that sum their results twice in a layer (tensor parallel).
         width: numbers of a token that they sum, of 2 bytes.
         bandwidth: bytes per second of such a sum.
@@ -45,6 +49,7 @@ class ProfileSettings:
     host: float = 0.0
     experts: int = 0
     active: int = 0
+    replicas: int = 1
     devices: int = 1
     width: int = 0
     bandwidth: float = 0.0
@@ -104,12 +109,13 @@ class ProfileCost:
         return self.attention.at((chunk, before, increments, context))
 
     def _experts(self, num_tokens: int) -> float:
-        """The experts that independent choices of all tokens are expected to name."""
+        """The experts of a device that independent choices of all tokens are expected to name."""
         if self.experts is None:
             return 0.0
-        number = self.settings.experts
-        unused = (1 - self.settings.active / number) ** num_tokens
-        return self.experts.at((num_tokens, number * (1 - unused)))
+        own = self.settings
+        of_all = num_tokens * own.replicas
+        unused = (1 - own.active / own.experts) ** of_all
+        return self.experts.at((of_all, own.experts / own.replicas * (1 - unused)))
 
     def _sums(self, num_tokens: int) -> float:
         """Two sums over devices."""
@@ -158,8 +164,8 @@ def _settings(parts: Sequence[str]) -> ProfileSettings:
         if not 0 <= values[name] < 1e15:
             raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
     settings = ProfileSettings(**values)
-    if settings.layers < 1 or settings.devices < 1:
-        raise ConfigError("layers and devices must be at least 1", param="cost")
+    if min(settings.layers, settings.devices, settings.replicas) < 1:
+        raise ConfigError("layers, devices and replicas must be at least 1", param="cost")
     if settings.active > settings.experts or bool(settings.active) != bool(settings.experts):
         raise ConfigError("active must be from 1 to experts", param="cost")
     if settings.devices > 1 and not (settings.width and settings.bandwidth):
