@@ -40,7 +40,7 @@ class ExportedTensor:
     read: Callable[[], np.ndarray]
 
 
-class _Place(NamedTuple):
+class _ParameterPlace(NamedTuple):
     """A parameter of one layer and expert, and its row of the family's table."""
 
     weight: Weight
@@ -64,10 +64,10 @@ def exported(decoder: Decoder) -> Iterator[ExportedTensor]:
         yield ExportedTensor(key, shape, _is_matrix(matrices[0]), read)
 
 
-def _by_key(config: ModelConfig) -> dict[str, list[list[_Place]]]:
+def _by_key(config: ModelConfig) -> dict[str, list[list[_ParameterPlace]]]:
     """The parameters of each tensor: of each of its matrices, one for an expert or a single one."""
     family = FAMILIES[config.family]
-    found: dict[str, list[list[_Place]]] = {}
+    found: dict[str, list[list[_ParameterPlace]]] = {}
     for weight in family.weights(config):
         source = find_source(weight, family, Files(), config)
         for number, key in enumerate(source.keys):
@@ -84,11 +84,11 @@ def _by_key(config: ModelConfig) -> dict[str, list[list[_Place]]]:
             matrices = found.setdefault(key, [])
             if matrix == len(matrices):
                 matrices.append([])
-            matrices[matrix].append(_Place(weight, place))
+            matrices[matrix].append(_ParameterPlace(weight, place))
     return found
 
 
-def _is_matrix(places: Sequence[_Place]) -> bool:
+def _is_matrix(places: Sequence[_ParameterPlace]) -> bool:
     """True if all parameters of a tensor are matrices of layers, and none a router or a gate of one output."""
     for weight, place in places:
         is_layer = weight.path.endswith(".kernel") and "router" not in weight.path
@@ -102,7 +102,7 @@ def _is_matrix(places: Sequence[_Place]) -> bool:
 def _tensor(
     values: Mapping[str, Array],
     config: ModelConfig,
-    matrices: Sequence[Sequence[_Place]],
+    matrices: Sequence[Sequence[_ParameterPlace]],
     shape: tuple[int, ...],
 ) -> np.ndarray:
     """The values of a tensor of this shape."""
@@ -118,7 +118,7 @@ def _tensor(
 def _matrix(
     values: Mapping[str, Array],
     config: ModelConfig,
-    places: Sequence[_Place],
+    places: Sequence[_ParameterPlace],
     shape: tuple[int, ...],
 ) -> np.ndarray:
     """A tensor, or the matrix of one expert in it, from all of its parameters."""
@@ -139,7 +139,7 @@ def _matrix(
     return whole.reshape(shape)
 
 
-def _stored(values: Mapping[str, Array], config: ModelConfig, place: _Place) -> np.ndarray:
+def _stored(values: Mapping[str, Array], config: ModelConfig, place: _ParameterPlace) -> np.ndarray:
     """A parameter of one layer and expert, without padding, divided by the factors that loading multiplies it by."""
     path = place.weight.path
     rows = stored_shape(path, values[path].shape, config)[0]

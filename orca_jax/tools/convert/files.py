@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.tools.convert.export import ExportedTensor
-from orca_jax.tools.convert.forms import GROUPS, Parts, Settings, WrittenForm
+from orca_jax.tools.convert.forms import GROUPS, MatrixTensors, Settings, WrittenForm
 from orca_jax.values.errors import ConfigError
 
 MAX_FILE_BYTES = 2 * 2**30
@@ -43,7 +43,7 @@ def write_safetensors(
     if form is not None:
         quantised = {each.key for each in found if each.is_matrix and form.fits(each.shape)}
         group = _group_of([each for each in found if each.key in quantised], form)
-    files = _Files(folder)
+    files = _TensorFiles(folder)
     for number, tensor in enumerate(found, start=1):
         values = tensor.read()
         if form is not None and tensor.key in quantised:
@@ -88,17 +88,17 @@ def _group_of(matrices: list[ExportedTensor], form: WrittenForm) -> int:
     )
 
 
-class _Files:
+class _TensorFiles:
     """Files that are written one after another, in a folder that has none yet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: Parts = {}
+        self._held: MatrixTensors = {}
         self._bytes = 0
         self._written: list[tuple[Path, list[str]]] = []
         self._total = 0
 
-    def add(self, tensors: Parts) -> None:
+    def add(self, tensors: MatrixTensors) -> None:
         """Take some tensors, which stay in one file."""
         for key, values in tensors.items():
             self._held[key] = np.ascontiguousarray(values).reshape(values.shape)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.tools.convert.args import PublishedFormat
 
-type Parts = dict[str, np.ndarray]
+type MatrixTensors = dict[str, np.ndarray]
 type Settings = dict[str, Any]
 
 BLOCK = 128  # outputs and inputs of a scale of `fp8-block`
@@ -38,7 +38,7 @@ class WrittenForm:
         inputs: the same of inputs.
     """
 
-    parts: Callable[[np.ndarray, int], Parts]
+    parts: Callable[[np.ndarray, int], MatrixTensors]
     settings: Callable[[int, Sequence[str]], Settings]
     has_groups: bool = False
     outputs: int = 1
@@ -49,7 +49,7 @@ class WrittenForm:
         return shape[0] % self.outputs == 0 and shape[1] % self.inputs == 0
 
 
-def awq(weight: np.ndarray, group: int) -> Parts:
+def awq(weight: np.ndarray, group: int) -> MatrixTensors:
     """AWQ (`version: gemm`): words of eight outputs, with zero points."""
     numbers, scales, zeros = _with_zeros(weight, group)
     return {
@@ -59,7 +59,7 @@ def awq(weight: np.ndarray, group: int) -> Parts:
     }
 
 
-def gptq(weight: np.ndarray, group: int) -> Parts:
+def gptq(weight: np.ndarray, group: int) -> MatrixTensors:
     """GPTQ of version 1, symmetric: words of eight inputs. A zero point is stored less 1."""
     outputs, inputs = weight.shape
     grouped = weight.reshape(outputs, -1, group)
@@ -73,7 +73,7 @@ def gptq(weight: np.ndarray, group: int) -> Parts:
     }
 
 
-def packed(weight: np.ndarray, group: int, *, bits: int) -> Parts:
+def packed(weight: np.ndarray, group: int, *, bits: int) -> MatrixTensors:
     """compressed-tensors, `pack-quantized`: words of some inputs."""
     numbers, scales = _symmetric(weight, group, bits)
     return {
@@ -83,20 +83,20 @@ def packed(weight: np.ndarray, group: int, *, bits: int) -> Parts:
     }
 
 
-def int8(weight: np.ndarray, group: int) -> Parts:
+def int8(weight: np.ndarray, group: int) -> MatrixTensors:
     """compressed-tensors, `int-quantized`: a scale for each output."""
     numbers, scales = _symmetric(weight, group, 8)
     return {"weight": numbers.astype(np.int8), "weight_scale": scales}
 
 
-def fp8(weight: np.ndarray, group: int) -> Parts:
+def fp8(weight: np.ndarray, group: int) -> MatrixTensors:
     """compressed-tensors, `float-quantized`: a scale for each output."""
     scales = _nonzero(np.abs(weight).max(axis=1, keepdims=True) / _MOST_E4M3)
-    stored = scales.astype(ml_dtypes.bfloat16)
+    stored = scales.astype(jnp.bfloat16)
     return {"weight": _e4m3(weight / stored.astype(np.float32)), "weight_scale": stored}
 
 
-def fp8_blocks(weight: np.ndarray, group: int) -> Parts:
+def fp8_blocks(weight: np.ndarray, group: int) -> MatrixTensors:
     """FP8 as DeepSeek publishes it: a scale for each block of 128 x 128, the last ones smaller."""
     outputs, inputs = weight.shape
     most = np.maximum.reduceat(np.abs(weight), np.arange(0, outputs, BLOCK), axis=0)
@@ -106,7 +106,7 @@ def fp8_blocks(weight: np.ndarray, group: int) -> Parts:
     return {"weight": _e4m3(weight / whole), "weight_scale_inv": scales}
 
 
-def nvfp4(weight: np.ndarray, group: int) -> Parts:
+def nvfp4(weight: np.ndarray, group: int) -> MatrixTensors:
     """compressed-tensors, `nvfp4-pack-quantized`: a scale for 16 inputs, and one that divides for the matrix."""
     outputs, inputs = weight.shape
     grouped = weight.reshape(outputs, -1, 16)
@@ -115,7 +115,7 @@ def nvfp4(weight: np.ndarray, group: int) -> Parts:
     scales = _nonzero(_e4m3(most / np.float32(_MOST_E2M1) * divisor))
     factors = scales.astype(np.float32)[..., None] / divisor
     scaled = np.clip(grouped / factors, -_MOST_E2M1, _MOST_E2M1)
-    codes = scaled.astype(ml_dtypes.float4_e2m1fn).view(np.uint8).reshape(outputs, inputs)
+    codes = scaled.astype(jnp.float4_e2m1fn).view(np.uint8).reshape(outputs, inputs)
     return {
         "weight_packed": codes[:, 0::2] | codes[:, 1::2] << 4,
         "weight_scale": scales,
@@ -139,7 +139,7 @@ def _symmetric(weight: np.ndarray, group: int, bits: int) -> tuple[np.ndarray, n
     grouped = weight.reshape(len(weight), -1, group)
     half = 1 << (bits - 1)
     scales = _nonzero(np.abs(grouped).max(axis=-1) / np.float32(half - 0.5))
-    stored = scales.astype(ml_dtypes.bfloat16)
+    stored = scales.astype(jnp.bfloat16)
     return _rounded(grouped, stored, -half, half - 1).reshape(weight.shape), stored
 
 
@@ -157,11 +157,11 @@ def _rounded(
 
 def _nonzero(scales: np.ndarray) -> np.ndarray:
     """Scales with a small one in place of each zero, whose numbers are zeros in any case."""
-    return np.where(scales == 0, ml_dtypes.finfo(scales.dtype).eps, scales)
+    return np.where(scales == 0, jnp.finfo(scales.dtype).eps, scales)
 
 
 def _e4m3(values: np.ndarray) -> np.ndarray:
-    return np.clip(values, -_MOST_E4M3, _MOST_E4M3).astype(ml_dtypes.float8_e4m3fn)
+    return np.clip(values, -_MOST_E4M3, _MOST_E4M3).astype(jnp.float8_e4m3fn)
 
 
 def _in_awq_order(rows: np.ndarray) -> np.ndarray:

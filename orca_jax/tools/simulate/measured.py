@@ -16,7 +16,7 @@ MOST_LINES = 200_000
 MOST_BYTES = 32 * 2**20  # of a table, unpacked
 
 
-class Row(NamedTuple):
+class MeasuredTime(NamedTuple):
     """A line of a table: its name, its numbers and its time in seconds."""
 
     name: str
@@ -24,7 +24,9 @@ class Row(NamedTuple):
     seconds: float
 
 
-def read_rows(path: Path, columns: Sequence[str], *, is_named: bool = False) -> Iterator[Row]:
+def read_rows(
+    path: Path, columns: Sequence[str], *, is_named: bool = False
+) -> Iterator[MeasuredTime]:
     """Yield the lines of a table whose times are microseconds, in a column `time_us` or `us`.
 
     Args:
@@ -47,7 +49,7 @@ def read_rows(path: Path, columns: Sequence[str], *, is_named: bool = False) -> 
             raise _wrong(path, number, f"must have {len(names) + 1} values, got {len(cells)}")
         name = cells.pop(0) if is_named else ""
         *key, time = cells
-        row = Row(name, _counts(path, number, key), _seconds(path, number, time))
+        row = MeasuredTime(name, _counts(path, number, key), _seconds(path, number, time))
         if row[:2] in seen:
             raise _wrong(path, number, "repeats the numbers of an earlier line")
         seen.add(row[:2])
