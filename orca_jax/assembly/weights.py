@@ -28,7 +28,7 @@ from orca_jax.model.checkpoint import (
 )
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
-from orca_jax.model.matrices.packed import held_values, plain_shape
+from orca_jax.model.matrices.packed import plain_shape, values_of_host
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
 from orca_jax.model.parameters import (
     first_line,
@@ -138,7 +138,7 @@ class WeightUpdater:
                 elif path in stacked:
                     view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
                 values = read_parameter(whole, view, leaf, config, not_finite)
-                stage.put_weight(index, held_values(held[path], values))
+                stage.put_weight(index, values_of_host(held[path], values))
                 progress()
         not_finite.warn("the new weights")
         trim_heap()

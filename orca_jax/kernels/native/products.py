@@ -33,12 +33,32 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
         float32 `[O / width, I, width]`, or bfloat16 `[O / width, I / 2, 2 * width]`: inputs 2i and 2i + 1 of a column
         are neighbours.
     """
+    missing = _missing(matrix, width)
+    if missing:
+        matrix = jnp.pad(matrix, missing)
+    return _blocks(matrix, width)
+
+
+def pack_by_numpy(matrix: Float[np.ndarray, "*L I O"], width: int) -> Float[np.ndarray, "*L N J W"]:
+    """The same as `pack` without a program that XLA compiles."""
+    missing = _missing(matrix, width)
+    if missing:
+        matrix = np.pad(matrix, missing)
+    return _blocks(matrix, width)
+
+
+def _missing(matrix: Array | np.ndarray, width: int) -> list[tuple[int, int]]:
+    """The padding of each axis that fills the last inputs and the last block; empty if they are full."""
+    *stack, inputs, outputs = matrix.shape
+    ends = -inputs % inputs_each(matrix.dtype), -outputs % width
+    if not any(ends):
+        return []
+    return [(0, 0)] * len(stack) + [(0, end) for end in ends]
+
+
+def _blocks[T: (Array, np.ndarray)](matrix: T, width: int) -> T:
     each = inputs_each(matrix.dtype)
     *stack, inputs, outputs = matrix.shape
-    missing = [(0, 0)] * len(stack) + [(0, -inputs % each), (0, -outputs % width)]
-    if any(after for _, after in missing):
-        matrix = jnp.pad(matrix, missing)
-        *stack, inputs, outputs = matrix.shape
     parts = matrix.reshape(-1, inputs // each, each, outputs // width, width).transpose(
         0, 3, 1, 4, 2
     )

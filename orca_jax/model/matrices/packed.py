@@ -25,6 +25,7 @@ from orca_jax.kernels.native import (
     inputs_each,
     of_experts,
     pack,
+    pack_by_numpy,
     packed_columns,
     packed_products,
 )
@@ -102,6 +103,17 @@ class PackedMatrix(StackParam):
     def pack(self, plain: Array) -> Array:
         """The packed form of values with `plain_shape`."""
         return _packed(plain, self.layout)
+
+    def pack_on_host(self, plain: Array) -> Array:
+        """The same as `pack` by NumPy: each device's part of the packed form is made from its part of `plain`."""
+        width = self.layout.width
+        shards = []
+        for shard in plain.addressable_shards:
+            part = np.asarray(shard.data)
+            packed = pack_by_numpy(part.T if self.is_table else part, width)
+            shards.append(jax.device_put(packed, shard.device))
+        shape = self.get_value().shape
+        return jax.make_array_from_single_device_arrays(shape, self.layout.sharding, shards)
 
 
 class PackedTable(PackedMatrix):
@@ -219,6 +231,14 @@ def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
     if matrix is None:
         return read
     return matrix.pack(read)
+
+
+def values_of_host(variable: nnx.Variable[Any], read: Array) -> Array:
+    """The same as `held_values` without a program, which would be compiled while the engine serves."""
+    matrix = _packed_in(variable)
+    if matrix is None:
+        return read
+    return matrix.pack_on_host(read)
 
 
 def _packed_in(variable: nnx.Variable[Any]) -> PackedMatrix | None:

@@ -10,11 +10,18 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.executor import arrange
+from orca_jax.exec.compile import CompileCounter
 from orca_jax.kernels.native import Library
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
-from orca_jax.model.matrices.packed import PackedMatrix, PackedTable, held_values, plain_shape
+from orca_jax.model.matrices.packed import (
+    PackedMatrix,
+    PackedTable,
+    held_values,
+    plain_shape,
+    values_of_host,
+)
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, ModelConfig, Quantization
@@ -201,6 +208,12 @@ def test_new_values_take_the_form_of_the_old_ones() -> None:
         assert (shape.shape, shape.dtype) == (value.shape, value.dtype)
         assert shape.sharding.is_equivalent_to(value.sharding, value.ndim)
         np.testing.assert_array_equal(held_values(variable, value), held[path_of(keys)])
+        counter = CompileCounter()
+        packed = values_of_host(variable, value)
+        counter.close()
+        assert counter.count == 0, "weights are replaced while the engine serves"
+        assert packed.sharding.is_equivalent_to(variable.get_value().sharding, packed.ndim)
+        np.testing.assert_array_equal(packed, held[path_of(keys)])
 
 
 def test_shapes_without_a_packed_form_stay_plain() -> None:
