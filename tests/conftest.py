@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
@@ -17,6 +18,7 @@ from tests.run.records import is_record
 from tests.run.rewriting import rewrite_share
 from tests.run.server import anyio_backend, idle_server, server
 from tests.run.thought import Thought
+from tests.run.until import Until
 
 __all__ = ["anyio_backend", "idle_server", "server"]
 FAKE_CPU_DEVICES = 8
@@ -54,6 +56,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="skip tests that import JAX or start Python; the others take a minute",
     )
+    parser.addoption(
+        "--until",
+        type=float,
+        metavar="SECONDS",
+        help="begin no further test after so many seconds, in an order of files that changes daily",
+    )
+    parser.addoption(
+        "--day",
+        default=f"{datetime.now(UTC):%Y-%m-%d}",
+        help="the day whose order of files --until takes; today by default",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("fixed")
         assert hasattr(providers, "_get_local_constants")
         providers._get_local_constants = lambda: FIXED_CONSTANTS
+    seconds = config.getoption("until")
+    if seconds is not None:
+        config.pluginmanager.register(Until(seconds, config.getoption("day")), "until")
     if config.getoption("thought"):
         config.pluginmanager.register(Thought(), "thought")
     else:

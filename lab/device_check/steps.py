@@ -172,8 +172,8 @@ class Model:
         )
 
         def progress(done: int, total: int) -> None:
-            if done in (0, total):
-                on_phase("compiled" if done else "lowered")
+            if done == total:
+                on_phase("compiled")
 
         executor = JaxExecutor(
             [StageModel(decoder, self.mesh)], self.held, shapes, progress, greedy_only=True
