@@ -63,7 +63,7 @@ def test_it_installs_existing_extras() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_it_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without compiled programs, and without a user's settings
     monkeypatch.setenv("HOME", str(tmp_path))

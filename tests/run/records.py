@@ -4,12 +4,15 @@
     .venv/bin/python -m tests.run.records run [FILE]  runs the tests of a file, or of all, and writes their records
 
 Its age counts commits of this history. If the commit is not among them, since it was rebased or joined with others,
-those count that were written after the run began.
+those count that were written after the run began. Without a clone its age is unknown, which is no failure.
+
+A file whose tests are all skipped, since the machine lacks a tool, has a record with the reason.
 
 A slow test with a limit of its own above `LIMIT` seconds has the mark `record`: `-m "slow and not record"` leaves it
 out, and `-m record` selects it. records.toml has a row for each such file.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -43,10 +46,11 @@ class Record:
     date: str = ""  # of its begin, with hours and minutes of UTC
     commit: str = ""  # of the code that was tested; empty: not run yet
     minutes: float = 0.0
+    skipped: str = ""  # the reason for which no test ran
 
     def age(self) -> int | None:
         """Commits since the run that changed what is covered; None without a run, or without a clone."""
-        if not self.commit:
+        if self.is_missing:
             return None
         if git("merge-base", "--is-ancestor", self.commit, "HEAD") is not None:
             count = git("rev-list", "--count", f"{self.commit}..HEAD", "--", *self.covers)
@@ -55,11 +59,27 @@ class Record:
         begun = datetime.fromisoformat(f"{self.date}+00:00").timestamp()
         return None if times is None else sum([int(time) > begun for time in times.split()])
 
+    @property
+    def is_missing(self) -> bool:
+        """True before the first run."""
+        return not self.commit
+
+    def is_wrong(self) -> bool:
+        """True if there was no run, or none for too many commits."""
+        age = self.age()
+        return self.is_missing or (age is not None and age > MOST_COMMITS)
+
     def line(self) -> str:
         """A row of the printed table."""
+        words = [f"{self.path:55}"]
+        if self.is_missing:
+            return f"{words[0]} no record"
         age = self.age()
-        commits = "no record" if age is None else f"{age:3} commits ago"
-        return f"{self.path:51} {self.date:16} {self.commit:10} {self.minutes:5.1f} min  {commits}"
+        words.append(f"{self.date} {self.commit} {self.minutes:5.1f} min")
+        words.append("age unknown" if age is None else f"{age:3} commits ago")
+        if self.skipped:
+            words.append(f"skipped: {self.skipped}")
+        return "  ".join(words)
 
 
 def is_record(item: pytest.Item) -> bool:
@@ -86,27 +106,33 @@ def write(rows: Sequence[Record], table: Path = TABLE) -> None:
         parts.append(f'\n["{row.path}"]\ncovers = [{folders}]')
         if row.commit:
             parts.append(f'date = "{row.date}"\ncommit = "{row.commit}"\nminutes = {row.minutes}')
+        if row.skipped:
+            parts.append(f"skipped = {json.dumps(row.skipped)}")
     table.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
 def run(row: Record, commit: str) -> Record:
-    """Run the tests of a row; return its record: the earlier one if a test fails, or if all are skipped."""
+    """Run the tests of a row; return its record: the earlier one if a test fails, or if none was found."""
     begun = datetime.now(UTC)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         words = ["-q", "-n", "0", "-m", "record", f"--junitxml={report}", row.path]
         done = subprocess.run([ROOT / "scripts" / "test", *words], cwd=ROOT, check=False)
-        if done.returncode != 0 or not num_passed(report):
-            print(f"{row.path} failed or was skipped; its record stays")
-            return row
+        reasons = reasons_of_skips(report) if report.exists() else []
+    if done.returncode != 0 or not reasons:
+        print(f"{row.path} failed, or has no such test; its record stays")
+        return row
     minutes = round((datetime.now(UTC) - begun).total_seconds() / 60, 1)
-    return replace(row, date=f"{begun:%Y-%m-%d %H:%M}", commit=commit, minutes=minutes)
+    skipped = reasons[0] if all(reasons) else ""
+    return replace(
+        row, date=f"{begun:%Y-%m-%d %H:%M}", commit=commit, minutes=minutes, skipped=skipped
+    )
 
 
-def num_passed(report: Path) -> int:
-    """Tests of a run that were not skipped, by its report; the run had no failures."""
-    cases = ElementTree.parse(report).iter("testcase")
-    return sum([case.find("skipped") is None for case in cases])
+def reasons_of_skips(report: Path) -> list[str]:
+    """The reason of each skipped test of a run, by its report, and an empty text for each that ran."""
+    skips = [case.find("skipped") for case in ElementTree.parse(report).iter("testcase")]
+    return ["" if skip is None else skip.get("message", "unknown") for skip in skips]
 
 
 def _by_path() -> dict[str, Record]:
@@ -124,8 +150,7 @@ def main(words: Sequence[str]) -> int:
     rows = _by_path()
     for row in rows.values():
         print(row.line())
-    ages = [row.age() for row in rows.values()]
-    wrong = [age for age in ages if age is None or age > MOST_COMMITS]
+    wrong = [row for row in rows.values() if row.is_wrong()]
     if wrong:
         print(f"{len(wrong)} records are missing or older than {MOST_COMMITS} commits; run them")
     return 1 if wrong else 0

@@ -37,6 +37,7 @@ def test_a_table_is_written_as_it_is_read(tmp_path: Path) -> None:
     rows = [
         Record("a.py", ("b", "c")),
         Record("d.py", ("e",), "2026-01-02 03:04", "1234567890", 3.5),
+        Record("f.py", ("e",), "2026-01-02 03:04", "1234567890", 0.1, 'needs "podman"'),
     ]
     write(rows, table)
     assert records(table) == rows
@@ -59,16 +60,39 @@ def test_the_age_of_a_replaced_commit_is_told_by_the_date() -> None:
     assert replace(replaced, date="2100-01-01 00:00").age() == 0
 
 
-def test_a_run_without_a_passed_test_is_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("inside", "status", "commit", "skipped"),
+    [
+        ("<testcase/>", 0, "1234567890", ""),
+        ("<testcase/>", 1, "", ""),
+        ("", 0, "", ""),
+        ('<testcase><skipped message="no podman"/></testcase>', 0, "1234567890", "no podman"),
+        (
+            '<testcase><skipped message="no podman"/></testcase><testcase/>',
+            0,
+            "1234567890",
+            "",
+        ),
+    ],
+    ids=["passed", "failed", "no test", "skipped", "skipped in part"],
+)
+def test_what_a_run_records(
+    inside: str,
+    status: int,
+    commit: str,
+    skipped: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A program in place of `scripts/test` writes a report, in which a test was skipped or passed."""
+    """A program in place of `scripts/test` writes a report."""
     program = tmp_path / "scripts" / "test"
     program.parent.mkdir()
     monkeypatch.setattr("tests.run.records.ROOT", tmp_path)
-    row = Record("a.py", ("orca_jax",))
-    for inside, commit in (("<skipped/>", ""), ("", "1234567890")):
-        report = f"<testsuite><testcase>{inside}</testcase></testsuite>"
-        program.write_text(f"#!/bin/sh\necho '{report}' > \"${{6#*=}}\"\n", encoding="utf-8")
-        program.chmod(0o755)
-        assert run(row, "1234567890").commit == commit
+    report = f"<testsuite>{inside}</testsuite>"
+    program.write_text(
+        f"#!/bin/sh\necho '{report}' > \"${{6#*=}}\"; exit {status}\n", encoding="utf-8"
+    )
+    program.chmod(0o755)
+    found = run(Record("a.py", ("orca_jax",)), "1234567890")
+    assert (found.commit, found.skipped) == (commit, skipped)
+    assert found.is_wrong() == (not commit), "there is no clone, so the age is unknown"

@@ -130,7 +130,7 @@ def test_every_case(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", ["one token", "bfloat16", "25 heads of 64", "sliding window", "pages of 256 tokens"]
 )
