@@ -72,7 +72,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         slow("gemma2", 32, 4, {**CHUNKED, "kv_cache_dtype": "int8"}),
         slow("gemma2", 32, 16, {**CHUNKED, "kv_cache_dtype": "fp8", "cpu_products": "xla"}),
         slow("gemma2", 32, 16, {**CHUNKED, "attention_implementation": "reference"}),
-        slow("qwen2-mixed-windows", 12, 4, {**CHUNKED, "num_pages": 75}),
+        slow("qwen2-mixed-windows", 12, 4, {**CHUNKED, "num_pages": 92}),
         slow("phi3-window", 12, 4, {**CHUNKED, "num_pages": 11}),
     ],
 )

@@ -17,7 +17,14 @@ MOST_GROWTH = 9.0  # of the time for four times as much: 4 if it is linear, 16 i
 MIN_SECONDS = 0.03  # shorter times say nothing
 
 
-@pytest.mark.parametrize("name", READERS)
+TIMED = [name for name in READERS if not name.startswith("call:") or name.endswith(" 0")]
+"""All but most beginnings of calls, whose readers are the same."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in TIMED else pytest.mark.slow) for name in READERS],
+)
 def test_steps_grow_as_n_log_n(name: str) -> None:
     reader = READERS[name]
     reader(SIZE)()  # what is made once
@@ -25,10 +32,6 @@ def test_steps_grow_as_n_log_n(name: str) -> None:
     for small, large in ((SIZE, 2 * SIZE), (2 * SIZE, 4 * SIZE)):
         allowed = large * math.log2(large) / (small * math.log2(small)) * MARGIN
         assert steps[large] <= max(MIN_STEPS, allowed * steps[small]), steps
-
-
-TIMED = [name for name in READERS if not name.startswith("call:") or name.endswith(" 0")]
-"""All but most beginnings of calls, whose readers are the same."""
 
 
 @pytest.mark.parametrize("name", TIMED)

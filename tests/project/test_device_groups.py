@@ -116,6 +116,7 @@ def test_slow_parts_leave_the_others_their_time(
     )
 
 
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 def test_variants_of_compiler_options_are_measured(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

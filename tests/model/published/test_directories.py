@@ -21,6 +21,7 @@ from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.tools.plan.memory import stage_weights
+from tests.covering import covering
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.published.directories import FORMS, write
 from tests.model.reference import logits, mesh_of
@@ -101,13 +102,16 @@ def test_logits_of_kept_bits(tmp_path: Path, model: str, form: str, devices: int
 
 @pytest.mark.parametrize(
     ("model", "form", "devices"),
-    [
-        *[("llama", form, 1) for form in FORMS],
-        *[("llama", form, 2) for form in ("awq", "packed", "int8", "fp8-blocks")],
-        ("phi3", "awq", 2),
-        ("phi3", "fp8", 1),
-        ("mixtral", "packed", 2),
-    ],
+    covering(
+        [
+            *[("llama", form, 1) for form in FORMS],
+            *[("llama", form, 2) for form in ("awq", "packed", "int8", "fp8-blocks")],
+            ("phi3", "awq", 2),
+            ("phi3", "fp8", 1),
+            ("mixtral", "packed", 2),
+        ],
+        size=1,
+    ),
 )
 def test_logits_of_bits_that_xla_reads(tmp_path: Path, model: str, form: str, devices: int) -> None:
     """Inputs in an order of their own, and blocks that do not fill a row, are dequantised."""

@@ -8,7 +8,10 @@ from orca_jax.values.request import SamplingParams
 from tests.model.recorded.record import NEW, PROMPT, load, names
 from tests.test_same_tokens import make_engine
 
-pytestmark = [pytest.mark.usefixtures("few_programs", "quick_compiles"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles"),
+    pytest.mark.slow,
+]
 
 OF_PARTS = (
     "granite",
