@@ -48,11 +48,15 @@ def stacked(prepared: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *prepared)
 
 
+def slow(name: Any) -> Any:
+    """A slow case, with the marks that its name may have."""
+    if isinstance(name, str):
+        return pytest.param(name, marks=pytest.mark.slow)
+    return pytest.param(*name.values, marks=[*name.marks, pytest.mark.slow])
+
+
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "xla" else pytest.param(name, marks=pytest.mark.slow) for name in ON_CPUS],
-)
+@pytest.mark.parametrize("name", [name if name == "xla" else slow(name) for name in ON_CPUS])
 def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
     q, pages, tables = two_tables("head_major")
     device = jax.devices()[0]

@@ -111,6 +111,7 @@ def test_layers_with_several_windows_share_a_kernel() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(case, interpret=True)
@@ -118,6 +119,7 @@ def test_every_case(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_without_races(case: Case) -> None:
     blocks = TINY if sum(context for _, context in case.requests) < 100 else None

@@ -82,6 +82,7 @@ def test_a_window_is_a_constant() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case(case: Case) -> None:
     check(fitted(case))
