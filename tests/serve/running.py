@@ -72,9 +72,9 @@ class Server:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Parse server-sent events, and check OpenAI's framing."""
+    """Parse server-sent events, and check OpenAI's framing. A comment, as a busy server sends one, is no event."""
     for line in lines:
-        if not line:
+        if line in ("", ": keep-alive"):
             continue
         assert line.startswith("data: "), line
         if line == "data: [DONE]":
