@@ -14,7 +14,7 @@ from lab.device_check import engine, serving, tune, variants
 from lab.device_check.__main__ import part_of
 from lab.device_check.part import Kind, Setting
 from lab.device_check.runner import PARTS
-from lab.real import quiet
+from lab.real import curves, quiet
 
 
 def shortest() -> dict[str, tuple[Kind, str]]:
@@ -37,6 +37,9 @@ def less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "VARIANTS", dict(list(variants.VARIANTS.items())[:1]))
     monkeypatch.setattr(tune, "INCREMENTS", tune.INCREMENTS[:1])
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests have programs
+    monkeypatch.setattr(curves, "LEAST_REQUESTS", 24)
+    monkeypatch.setattr(curves, "BATCHES", 1)
+    monkeypatch.setattr(curves, "HALVINGS", 1)
     monkeypatch.setattr(quiet, "ATTEMPTS", 1)
     monkeypatch.setattr(quiet.Quiet, "_calm_down", lambda watch: None)
 

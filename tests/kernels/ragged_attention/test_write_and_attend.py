@@ -120,6 +120,7 @@ def test_no_kernel_runs_for_nothing(name: str) -> None:
     assert {*kernels_outside_conditions(traced.jaxpr)} <= {"write_chunks"}
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
     "case",
     [HARD, *(pytest.param(case, marks=pytest.mark.slow) for case in TAKEN)],
