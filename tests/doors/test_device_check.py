@@ -37,7 +37,6 @@ def less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "VARIANTS", dict(list(variants.VARIANTS.items())[:1]))
     monkeypatch.setattr(tune, "INCREMENTS", tune.INCREMENTS[:1])
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests have programs
-    monkeypatch.setattr(curves, "LEAST_REQUESTS", 24)
     monkeypatch.setattr(curves, "BATCHES", 1)
     monkeypatch.setattr(curves, "HALVINGS", 1)
     monkeypatch.setattr(quiet, "ATTEMPTS", 1)
