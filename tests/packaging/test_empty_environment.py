@@ -68,7 +68,8 @@ def test_the_command_and_its_subcommands(environment: Environment, tmp_path: Pat
 
 def test_what_is_installed(environment: Environment, tmp_path: Path) -> None:
     """The package alone, typed, and nothing of the tests, the scripts or the pages."""
-    program = "import orca_jax, os; print(*os.listdir(os.path.dirname(orca_jax.__file__)))"
+    program = "import orca_jax, os; folder = os.path.dirname(orca_jax.__file__); print(*os.listdir(folder)"
+    program = f"{program}, *os.listdir(os.path.join(folder, 'serve')))"
     names = environment.run(tmp_path, "python", "-c", program).split()
     assert {"py.typed", "_demo", "_demo_length_ranker", "playground"} <= set(names)
     assert not {"tests", "docs", "scripts"} & set(names)
