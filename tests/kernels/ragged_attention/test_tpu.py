@@ -118,7 +118,7 @@ def test_every_case(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_without_races(case: Case) -> None:
