@@ -72,7 +72,10 @@ def test_no_route_opens_without_a_key(locked: Server, header: str | None) -> Non
         for method, path in sorted(routes(locked) - OPEN):
             response = client.request(method, path, headers=headers)
             assert response.status_code == 401, (method, path, response.status_code)
-            if method != "HEAD":
+            if path == "/v1/systemone" and method != "HEAD":
+                detail = response.json()["detail"]
+                assert detail["error_type"] == "authentication_error" and detail["message"]
+            elif method != "HEAD":
                 code = None if path.startswith("/v1/messages") else "invalid_api_key"
                 assert check_error(response, 401)["code"] == code
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.helpers.bundled import INSTALL_SMOLLM2, SMOLLM2, chosen_model
 from tests.docs.pages import PAGES, Block, blocks
 from tests.docs.running import is_run
 from tests.project.quickstart import CLONED, Machine
@@ -64,6 +65,8 @@ def run(machine: Machine, block: Block) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page, found in RUN.items() if found])
 def test_the_blocks_of_a_page(page: str, machine: Machine) -> None:
+    if page == "docs/smollm2.md" and chosen_model()[0] != SMOLLM2:
+        pytest.skip(INSTALL_SMOLLM2)
     for name in ("out.jsonl", "out.jsonl.part"):
         for left in machine.clone.glob(f"{name}*"):
             left.unlink()

@@ -105,8 +105,8 @@ class Caches:
                 assert program(self.x).tolist() == [0, 2, 4]
 
     def _library(self) -> None:
-        found, _ = library._open(self.compiler, str(self.folder))
-        assert found.orca_jax_width() in (16, 32)
+        functions, _ = library._open(self.compiler, str(self.folder))
+        assert functions["orca_jax_width"]() in (16, 32)
 
     def _of_jax(self) -> None:
         with compile_cache(str(self.folder / "jax")):
