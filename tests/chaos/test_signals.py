@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.chaos.world import LONG, SEEDED, check_error, expected_text
-from tests.serve.running import MODEL, running, spawn, wait_until
+from tests.serve.running import MODEL, engine_of, engines_of, running, spawn, wait_until
 
 
 def test_idle() -> None:
@@ -105,8 +105,8 @@ def starting(*flags: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
 def test_loading() -> None:
     """The engine process is stopped and does not respond."""
     with starting("--model", MODEL) as (server, client):
-        wait_until(lambda: server.children())
-        (engine,) = server.children()
+        wait_until(lambda: engines_of(server.pid))
+        engine = engine_of(server.pid)
         engine.suspend()
         health = client.get("/health")
         if health.status_code == 503:  # otherwise it was faster
@@ -121,7 +121,7 @@ def test_compiling(tmp_path: Path) -> None:
     with starting("--model", "demo", "--compile-cache", str(tmp_path)) as (server, client):
         wait_until(lambda: client.get("/health").json()["status"] == "compiling", 60)
         check_error(client.post("/v1/completions", json={"model": "demo", "prompt": "x"}), 503)
-        (engine,) = server.children()
+        engine = engine_of(server.pid)
         server.terminate()
     assert not engine.is_running()
 
