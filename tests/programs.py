@@ -73,6 +73,11 @@ class _Remembered(jax.stages.Lowered):
         assert self._program is not None, "it was compiled before"
         return self._program
 
+    def cost_analysis(self) -> Any:
+        """The analysis of the lowered program, before it is compiled."""
+        assert self._lowered is not None, "an equal program was compiled, and none lowered"
+        return self._lowered.cost_analysis()
+
 
 _compiled: dict[Hashable, jax.stages.Compiled] = {}  # of this process, the oldest first
 

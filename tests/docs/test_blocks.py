@@ -22,7 +22,7 @@ from tests.project.source import ROOT
 
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
-    """--build-arg --device --gpus --group-add --hypothesis-profile --optimised --pack-destination --platform --thought
+    """--build-arg --device --gpus --group-add --hypothesis-profile --optimised --pack-destination --platform --thought --until
     --privileged --read-only --require-hashes --tmpfs --scheduler-cls --strict --time
     """.split()  # noqa: SIM905
 )

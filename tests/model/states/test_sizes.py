@@ -53,7 +53,7 @@ def test_devices_hold_what_the_formula_says(name: str, program_cache: str, tmp_p
         sum(array.nbytes for array in jax.tree.leaves(part))
         for part in executor.stages[0].state.caches
     )
-    model, cache = executor.model, executor.config.cache
+    model, cache = executor._model, executor.config.cache
     each = sum(layer.shape.token_size for layer in model.layer_caches if layer is not None)
     assert pages == cache.num_slots * each * 4
     assert states == NUM_STATES * sum(layer_bytes(model, "float32")) * model.has_states
