@@ -22,8 +22,8 @@ from tests.project.source import ROOT
 
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
-    """--build-arg --device --gpus --group-add --hypothesis-profile --optimised --pack-destination --platform --thought --until
-    --privileged --read-only --require-hashes --tmpfs --scheduler-cls --strict --time
+    """--build-arg --device --gpus --group-add --hypothesis-profile --optimised --pack-destination --platform --thought
+    --privileged --read-only --require-hashes --tmpfs --scheduler-cls --strict --time --until
     """.split()  # noqa: SIM905
 )
 _VLLM = json.loads((ROOT / "tests/flags/vllm_0.32.0.json").read_text(encoding="utf-8"))
