@@ -1,4 +1,4 @@
-"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`shards.py`)."""
+"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`leaves/`)."""
 
 import logging
 import math
@@ -27,6 +27,8 @@ from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matric
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
+from orca_jax.model.leaves.fill import fill
+from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.matrices.packed import held_values, plain_shape, width_in_file
 from orca_jax.model.parameters import (
     Wanted,
@@ -38,7 +40,6 @@ from orca_jax.model.parameters import (
     split_layer,
     stored_shape,
 )
-from orca_jax.model.shards import Source, fill
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.values.checks import json_value, open_regular
 from orca_jax.values.config import DType, ModelConfig
@@ -170,7 +171,7 @@ def load_files(
         raise CheckpointError(source, problems)
     held = {path: variable for path, variable in held.items() if path not in others.paths}
     leaves = dict[str, Any]()
-    matrices = dict[str, Source]()
+    matrices = dict[str, RowSource]()
     first = wanted.layers.start
     for path, variable in held.items():
         matrices[path] = _matrices(path, variable, sources, files, config, first)
@@ -181,7 +182,7 @@ def load_files(
     parts = wanted.make_parts()
     not_finite = NotFinite()
     factors = dict(config.weight_factors)
-    for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
+    for path, array in fill(leaves, matrices, progress, problems, not_finite):
         own = factors.get(split_layer(path)[0], ())
         if own:
             array = _multiplied(array, own)
@@ -390,7 +391,7 @@ def _matrices(
     files: Files,
     config: ModelConfig,
     first: int,
-) -> Source:
+) -> RowSource:
     """The matrices of a parameter of a stage with the layers from `first` on."""
     path, layer = split_layer(path)
     weight = sources[path].weight
@@ -406,7 +407,7 @@ def _matrices(
     is_plain = weight.part is None and not weight.first_row and num_copies(path, config) == 1
     if is_plain and path not in dict(config.weight_factors):
         width = width_in_file(variable, found[0].num_rows, is_transposed=weight.transpose)
-    return Source(weight, found, is_stack + weight.is_of_experts, width)
+    return RowSource(weight, found, is_stack + weight.is_of_experts, config, width)
 
 
 def _compare(

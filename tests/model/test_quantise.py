@@ -29,12 +29,12 @@ from orca_jax.model.describe import (
     quantization_config,
     read_model_config,
 )
+from orca_jax.model.leaves.fill import fill
 from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.matrices.quantise import check_inputs, quantise, quantise_rows
 from orca_jax.model.matrices.scaled import QuantisedExperts
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
-from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, EngineConfig, Quantization
 from orca_jax.values.errors import CheckpointError, ConfigError

@@ -20,11 +20,11 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.files.stripes import aligned_empty
 from orca_jax.model.layers import Linear, Table
+from orca_jax.model.leaves.fill import MAX_THREADS
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.few_bits import stored_bits
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_shapes
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
-from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import OtherParameters
 from orca_jax.values.config import ModelConfig
