@@ -24,10 +24,9 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
-from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
-from orca_jax.model.leaves.fill import fill
+from orca_jax.model.leaves.fill import filled
 from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.matrices.packed import held_values, plain_shape, width_in_file
 from orca_jax.model.parameters import (
@@ -178,21 +177,16 @@ def load_files(
         leaves[path] = plain_shape(variable)
         if matrices[path].packed_width:
             leaves[path] = variable.get_value()
-    values = dict(others.read())
-    parts = wanted.make_parts()
-    not_finite = NotFinite()
     factors = dict(config.weight_factors)
-    for path, array in fill(leaves, matrices, progress, problems, not_finite):
-        own = factors.get(split_layer(path)[0], ())
-        if own:
+
+    def as_held(path: str, array: Array) -> Array:
+        if own := factors.get(split_layer(path)[0]):
             array = _multiplied(array, own)
-        if not matrices[path].packed_width:
-            array = held_values(held[path], array)
-        values |= parts(path, array)
-    if problems:
-        raise CheckpointError(source, problems)
-    not_finite.warn(source)
-    return wanted.filled(values)
+        if matrices[path].packed_width:
+            return array
+        return held_values(held[path], array)
+
+    return filled(source, wanted, leaves, matrices, progress, as_held, known=others.read())
 
 
 def _multiplied(array: Array, factors: tuple[float, ...]) -> Array:

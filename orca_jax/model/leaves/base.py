@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """A part of a parameter, or of one of its matrices, in the memory of the host.
 
     Attributes:
@@ -64,6 +64,6 @@ class Source(Protocol):
         """The first axes of the parameter that number the leaves, such as 2 for layers and experts."""
         ...
 
-    def place(self, number: int, part: Part) -> Any:
+    def place(self, number: int, part: ShardPart) -> Any:
         """The place that the leaf `number` fills, for its `read_into`."""
         ...

@@ -6,7 +6,7 @@ the result on a CPU. A parameter with the layers stacked is put together on an a
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,14 +15,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array
 
 from orca_jax.helpers.console import Progress
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.stripes import aligned_empty
-from orca_jax.model.leaves.base import Leaf, Part, Source
-from orca_jax.model.parameters import bounds_of, first_line
+from orca_jax.model.leaves.base import Leaf, ShardPart, Source
+from orca_jax.model.parameters import Wanted, bounds_of, first_line
+from orca_jax.values.errors import CheckpointError
 from orca_jax.values.platforms import platform_of
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
@@ -53,11 +55,11 @@ class _Parameter:
             self.held = self._empty(0)
         return [values[self.index(number)] for values in self.held]
 
-    def parts(self, number: int) -> list[Part]:
+    def parts(self, number: int) -> list[ShardPart]:
         """The parts that a leaf fills."""
         begin = self.source.num_stacked
         return [
-            Part(values, bounds[begin:], self.shape.shape[begin:])
+            ShardPart(values, bounds[begin:], self.shape.shape[begin:])
             for bounds, values in zip(self.shards, self.memory(number), strict=True)
         ]
 
@@ -139,11 +141,49 @@ def _putting() -> "jax.stages.Wrapped":
     return jax.jit(put, donate_argnums=0)
 
 
-class _Reading(NamedTuple):
+class _LeafRead(NamedTuple):
     """A leaf, and the parameters that are filled from it, each with the number of the leaf in it."""
 
     leaf: Leaf
     parts: list[tuple[_Parameter, int]]
+
+
+def filled(
+    source: str,
+    wanted: Wanted,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    sources: Mapping[str, Source],
+    progress: Progress,
+    as_held: Callable[[str, Array], Array] = lambda path, array: array,
+    *,
+    remedy: str = "",
+    known: Mapping[str, Array] | None = None,
+) -> nnx.State:
+    """Read all parameters of a decoder.
+
+    Args:
+        source: the directory or file, for errors.
+        wanted: the parameters.
+        shapes: shapes and shardings of those to be read, by path.
+        sources: their leaves.
+        progress: called after each parameter.
+        as_held: changes a read parameter to what `wanted` has, but for quantised ones.
+        remedy: the advice in errors.
+        known: parameters that were read before.
+
+    Raises:
+        CheckpointError: lists each leaf that cannot be read.
+    """
+    values = dict(known or {})
+    parts = wanted.make_parts()
+    problems: list[str] = []
+    not_finite = NotFinite()
+    for path, array in fill(shapes, sources, progress, problems, not_finite):
+        values |= parts(path, as_held(path, array))
+    if problems:
+        raise CheckpointError(source, problems, remedy=remedy)
+    not_finite.warn(source)
+    return wanted.filled(values)
 
 
 def fill(
@@ -193,28 +233,28 @@ def _has_own_memory(device: jax.Device) -> bool:
     return not platform_of(device).is_host
 
 
-def _readings(parameters: list[_Parameter]) -> Iterator[_Reading]:
+def _readings(parameters: list[_Parameter]) -> Iterator[_LeafRead]:
     """Yield what is read in the order of the files, and then the stacks on accelerators, one after the other."""
-    readings: dict[Leaf, _Reading] = {}
+    readings: dict[Leaf, _LeafRead] = {}
     stacks = [parameter for parameter in parameters if isinstance(parameter, _Stack)]
     for parameter in parameters:
         if isinstance(parameter, _Stack):
             continue
         for number, leaf in enumerate(parameter.source.leaves):
-            readings.setdefault(leaf, _Reading(leaf, [])).parts.append((parameter, number))
+            readings.setdefault(leaf, _LeafRead(leaf, [])).parts.append((parameter, number))
     yield from sorted(readings.values(), key=lambda reading: reading.leaf.order)
     for parameter in stacks:
         for number, leaf in enumerate(parameter.source.leaves):
-            yield _Reading(leaf, [(parameter, number)])
+            yield _LeafRead(leaf, [(parameter, number)])
 
 
 class _Running(NamedTuple):
-    reading: _Reading
+    reading: _LeafRead
     future: Future[int]
     held: int  # bytes beside the result
 
 
-def _read(readings: Iterator[_Reading]) -> Iterator[tuple[_Reading, OSError | int]]:
+def _read(readings: Iterator[_LeafRead]) -> Iterator[tuple[_LeafRead, OSError | int]]:
     """Read in threads, a few leaves ahead, and yield each in order, with its result or its error."""
     threads = _num_threads()
     running: deque[_Running] = deque()
@@ -235,14 +275,14 @@ def _num_threads() -> int:
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
-def _result(running: _Running) -> tuple[_Reading, OSError | int]:
+def _result(running: _Running) -> tuple[_LeafRead, OSError | int]:
     try:
         return running.reading, running.future.result()
     except OSError as error:
         return running.reading, error
 
 
-def _places(reading: _Reading) -> list[object]:
+def _places(reading: _LeafRead) -> list[object]:
     """The places that a leaf fills."""
     found: list[object] = []
     for parameter, number in reading.parts:

@@ -15,7 +15,7 @@ from orca_jax.model.files.stripes import (
     as_range,
     copy,
 )
-from orca_jax.model.leaves.base import Part
+from orca_jax.model.leaves.base import ShardPart
 from orca_jax.model.parameters import (
     copied_columns,
     head_dim_of,
@@ -74,7 +74,7 @@ class RowSource:
         """The matrices as leaves of `fill`."""
         return tuple(map(RowLeaf, self.matrices))
 
-    def place(self, number: int, part: Part) -> CopyTarget | PackedTarget:
+    def place(self, number: int, part: ShardPart) -> CopyTarget | PackedTarget:
         """The memory that a matrix fills, and its rows and columns. Rows beyond the stored ones are zeros."""
         values, bounds, shape = part
         weight = self.weight
