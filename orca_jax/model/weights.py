@@ -6,12 +6,12 @@ import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +26,7 @@ from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
+from orca_jax.model.leaves.base import Source
 from orca_jax.model.leaves.fill import filled
 from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.matrices.packed import held_values, plain_shape, width_in_file
@@ -123,16 +124,6 @@ def load_safetensors(
         )
 
 
-class OtherParameters(NamedTuple):
-    """Parameters that are read in another way: their paths, and a function for the time when all tensors fit."""
-
-    paths: frozenset[str] = frozenset()
-    read: Callable[[], Mapping[str, Array]] = dict
-
-
-_NO_OTHERS = OtherParameters()
-
-
 def load_files(
     source: str,
     files: Files,
@@ -140,7 +131,7 @@ def load_files(
     config: ModelConfig,
     wanted: Wanted,
     progress: Progress,
-    others: OtherParameters = _NO_OTHERS,
+    others: Mapping[str, Source] | None = None,
 ) -> nnx.State:
     """Read all parameters from open files.
 
@@ -151,13 +142,12 @@ def load_files(
         config: the model.
         wanted: the parameters, each with its shards on the devices of this process.
         progress: called after each parameter.
-        others: those that are read in another way.
+        others: the sources of those that are not in the table.
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
     family = FAMILIES[config.family]
-    held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
     if not files.tensors:
         raise CheckpointError(source, files.problems or ["the files contain no tensors"])
     if problem := too_many_layers(config, len(files.tensors) + len(files.unreadable)):
@@ -168,25 +158,27 @@ def load_files(
     )
     if problems:
         raise CheckpointError(source, problems)
-    held = {path: variable for path, variable in held.items() if path not in others.paths}
-    leaves = dict[str, Any]()
+    held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
+    shapes = flat_parameters(wanted.shapes)
+    others = others or {}
     matrices = dict[str, RowSource]()
     first = wanted.layers.start
     for path, variable in held.items():
+        if path in others:
+            continue
         matrices[path] = _matrices(path, variable, sources, files, config, first)
-        leaves[path] = plain_shape(variable)
-        if matrices[path].packed_width:
-            leaves[path] = variable.get_value()
+        if not matrices[path].packed_width:
+            shapes[path] = plain_shape(variable)
     factors = dict(config.weight_factors)
 
     def as_held(path: str, array: Array) -> Array:
         if own := factors.get(split_layer(path)[0]):
             array = _multiplied(array, own)
-        if matrices[path].packed_width:
+        if path in others or matrices[path].packed_width:
             return array
         return held_values(held[path], array)
 
-    return filled(source, wanted, leaves, matrices, progress, as_held, known=others.read())
+    return filled(source, wanted, shapes, {**matrices, **others}, progress, as_held)
 
 
 def _multiplied(array: Array, factors: tuple[float, ...]) -> Array:

@@ -23,13 +23,13 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
+from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.stored import (
     ForLibrary,
     StoredMatrices,
     experts_of,
     keep_bits,
-    kept_parameters,
     outputs_of,
 )
 from orca_jax.model.parameters import Wanted, first_line
@@ -127,19 +127,24 @@ class GgufShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _StoredMatrix(ForLibrary):
-    """A matrix in few bits. `order` has the stored row of each output; None if they are in their order."""
+    """A matrix in few bits. `outputs` has the stored row of each output; None if they are in their order."""
 
+    key: str
     tensor: GgufTensor
     kind: BlockKind
-    order: np.ndarray | None
+    outputs: np.ndarray | None
     descriptors: Sequence[int]  # of the open parts of the file; empty until it is read
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.tensor.part, self.tensor.begin
 
     @property
     def form(self) -> BitsForm:
         return self.kind.form
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
-        outputs = self.tensor.shape[0] if self.order is None else len(self.order)
+        outputs = self.tensor.shape[0] if self.outputs is None else len(self.outputs)
         return name == "table" or shape[-1] == outputs
 
     def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
@@ -155,13 +160,13 @@ class _StoredMatrix(ForLibrary):
         descriptor = self.descriptors[tensor.part]
         each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
         whole = None
-        if self.order is not None:
+        if self.outputs is not None:
             whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
             read_exactly(descriptor, tensor.begin, whole)
         for start in range(0, num_blocks * width, each):
             rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
-            if whole is not None and self.order is not None:
-                rows[:] = whole[self.order[start : start + each]]
+            if whole is not None and self.outputs is not None:
+                rows[:] = whole[self.outputs[start : start + each]]
             elif (stored := min(each, tensor.shape[0] - start)) > 0:
                 begin = tensor.begin + start * tensor.row_bytes
                 read_exactly(descriptor, begin, rows[:stored])
@@ -211,10 +216,11 @@ class _File:
         ):
             return None
         tensor = self.tensors[theirs]
-        order = self.permutation(theirs)
+        outputs = self.permutation(theirs)
         if weight.part is not None:
-            order = outputs_of(weight.part)
-        return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order, self.descriptors)
+            outputs = outputs_of(weight.part)
+        kind = BLOCK_KINDS[tensor.kind.name]
+        return _StoredMatrix(key, tensor, kind, outputs, self.descriptors)
 
 
 def _model_file(path: Path, config: ModelConfig) -> _File:
@@ -309,7 +315,7 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
                 descriptor = descriptors[stored[theirs].part]
                 files.rows[key] = file.matrix(theirs, stored[theirs], descriptor)
         opened = replace(file, descriptors=descriptors)
-        others = kept_parameters(str(path), opened.stored, wanted)
+        others = bits_sources(str(path), opened.stored, wanted)
         return load_files(str(path), files, file.table, config, wanted, progress, others)
 
 

@@ -55,7 +55,7 @@ class Source(Protocol):
     """The leaves of a parameter."""
 
     @property
-    def leaves(self) -> Sequence[Leaf]:
+    def leaves(self) -> tuple[Leaf, ...]:
         """Those of the layers and experts in the parameter, in order; or a single one."""
         ...
 

@@ -155,9 +155,7 @@ def filled(
     sources: Mapping[str, Source],
     progress: Progress,
     as_held: Callable[[str, Array], Array] = lambda path, array: array,
-    *,
     remedy: str = "",
-    known: Mapping[str, Array] | None = None,
 ) -> nnx.State:
     """Read all parameters of a decoder.
 
@@ -169,12 +167,11 @@ def filled(
         progress: called after each parameter.
         as_held: changes a read parameter to what `wanted` has, but for quantised ones.
         remedy: the advice in errors.
-        known: parameters that were read before.
 
     Raises:
         CheckpointError: lists each leaf that cannot be read.
     """
-    values = dict(known or {})
+    values: dict[str, Array] = {}
     parts = wanted.make_parts()
     problems: list[str] = []
     not_finite = NotFinite()
@@ -234,18 +231,22 @@ def _has_own_memory(device: jax.Device) -> bool:
 
 
 def _readings(parameters: list[_Parameter]) -> Iterator[_LeafRead]:
-    """Yield what is read in the order of the files, and then the stacks on accelerators, one after the other."""
+    """Yield what is read in the order of the files, and then the stacks on accelerators.
+
+    Stacks of other leaves are read one after the other.
+    """
     readings: dict[Leaf, _LeafRead] = {}
-    stacks = [parameter for parameter in parameters if isinstance(parameter, _Stack)]
+    stacks: dict[Sequence[Leaf], list[_Parameter]] = {}
     for parameter in parameters:
         if isinstance(parameter, _Stack):
+            stacks.setdefault(parameter.source.leaves, []).append(parameter)
             continue
         for number, leaf in enumerate(parameter.source.leaves):
             readings.setdefault(leaf, _LeafRead(leaf, [])).parts.append((parameter, number))
     yield from sorted(readings.values(), key=lambda reading: reading.leaf.order)
-    for parameter in stacks:
-        for number, leaf in enumerate(parameter.source.leaves):
-            yield _LeafRead(leaf, [(parameter, number)])
+    for leaves, same in stacks.items():
+        for number, leaf in enumerate(leaves):
+            yield _LeafRead(leaf, [(parameter, number) for parameter in same])
 
 
 class _Running(NamedTuple):

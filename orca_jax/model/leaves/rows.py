@@ -70,7 +70,7 @@ class RowSource:
     packed_width: int = 0
 
     @cached_property
-    def leaves(self) -> Sequence[RowLeaf]:
+    def leaves(self) -> tuple[RowLeaf, ...]:
         """The matrices as leaves of `fill`."""
         return tuple(map(RowLeaf, self.matrices))
 

@@ -84,7 +84,7 @@ class ViewSource:
     num_stacked: int = 0
 
     @property
-    def leaves(self) -> Sequence[ViewLeaf]:
+    def leaves(self) -> tuple[ViewLeaf, ...]:
         """The leaf as the only one."""
         return (self.leaf,)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -15,9 +16,11 @@ from orca_jax.model.families.base import JoinedPart
 from orca_jax.model.files import stripes
 from orca_jax.model.files.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.leaves import fill
+from orca_jax.model.leaves.bits import BitsLeaf, BitsPlace
 from orca_jax.model.load import prepare_load
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.transformer import Decoder
+from tests.model.published import directories
 from tests.model.reference import REFERENCE, mesh_of
 
 MODELS = {  # with joined tensors, joined tensors in groups, copies of heads, rows before the first
@@ -174,6 +177,29 @@ def test_stacks_on_an_accelerator_are_put_together_there(
     assert all(np.array_equal(array, expected[path]) for path, array in ours.items())
     assert all(array.sharding == expected[path].sharding for path, array in ours.items())
     assert held and max(held) <= 3
+
+
+def test_kept_bits_of_stacks_are_put_together_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers, scales and zero points of a matrix come from one read of it."""
+    loading = prepare_load(directories.write(tmp_path, "llama", "awq")[0], dtype="float32")
+    keep = loading.keep_bits
+    assert keep is not None
+    kept = values_of(loading.load(mesh_of(2), arrange=lambda decoder: keep(decoder, None, 2)))
+    monkeypatch.setattr(fill, "_has_own_memory", lambda device: True)
+    read = Counter[str]()
+    plain = BitsLeaf.read_into
+
+    def counted(self: BitsLeaf, places: Sequence[BitsPlace]) -> int:
+        read[self.key] += 1
+        return plain(self, places)
+
+    monkeypatch.setattr(BitsLeaf, "read_into", counted)
+    ours = values_of(loading.load(mesh_of(2), arrange=lambda decoder: keep(decoder, None, 2)))
+    assert ours.keys() == kept.keys() and len(read) == 14 and max(read.values()) == 1
+    for path, array in ours.items():
+        assert array.sharding == kept[path].sharding and np.array_equal(array, kept[path]), path
 
 
 def test_vocabulary_without_padding_in_the_file() -> None:
