@@ -1,7 +1,6 @@
 """Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`leaves/`)."""
 
 import logging
-import math
 import os
 import re
 from bisect import bisect_left
@@ -70,14 +69,13 @@ class FileTensor(Protocol):
 class Files:
     """Open files of a checkpoint, with their tensors by key. `unreadable` holds the keys in broken files.
 
-    `rows` has the vectors and matrices of numbers, `descriptors` the open file of each tensor, and `optional` the keys
+    `rows` has the vectors and matrices of numbers, and `optional` the keys
     that may be left unread.
     """
 
     tensors: dict[str, FileTensor] = field(default_factory=dict)
     rows: dict[str, TensorRows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
-    descriptors: dict[str, int] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -270,7 +268,6 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
     files = Files()
     room = MAX_HEADER_BYTES
     stored = dict[str, StoredTensor]()
-    descriptors = dict[str, int]()
     for name, keys in _file_names(directory).items():
         try:
             descriptor = open_regular(directory / name)
@@ -288,28 +285,22 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
         ]
         files.unreadable |= keys - found
         stored |= tensors
-        descriptors |= dict.fromkeys(tensors, descriptor)
-        files.rows |= _rows(tensors, descriptor)
+        files.rows |= _rows(tensors)
     matrices: dict[str, TensorRows] = {}
     if has_stacks:
-        stored, matrices = with_matrices(stored, descriptors)
+        stored, matrices = with_matrices(stored)
     files.tensors |= stored
     files.rows |= matrices
-    files.descriptors = descriptors
     return files
 
 
-def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, FileMatrix]:
+def _rows(tensors: Mapping[str, StoredTensor]) -> dict[str, FileMatrix]:
     """The numbers, vectors and matrices of a file, and the taps of its convolutions, which are matrices too."""
     found = {}
     for key, tensor in tensors.items():
         is_conv = len(tensor.shape) == 3 and tensor.shape[1] == 1
         if tensor.dtype in DTYPES and (len(tensor.shape) < 3 or is_conv):
-            *outer, columns = tensor.shape or (1,)
-            rows = math.prod(outer)
-            found[key] = FileMatrix(
-                key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin
-            )
+            found[key] = tensor.matrix(key)
     return found
 
 

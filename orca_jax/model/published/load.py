@@ -97,7 +97,7 @@ def _opened(
         key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)
     }
     try:
-        found = with_published(tensors, files.descriptors, config.stored)
+        found = with_published(tensors, config.stored)
     except OSError as error:
         files.problems.append(f"the files cannot be read: {first_line(error)}")
         return files, table
