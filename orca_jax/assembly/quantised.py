@@ -30,8 +30,8 @@ def kind_of(name: QuantizationName | None, source: str) -> Quantization | None:
     """
     if name not in _KEPT or not is_gguf(source):
         return weights_of(name)
-    from orca_jax.model.gguf.weights import has_few_bits
+    from orca_jax.model.gguf.weights import GgufFile
 
-    if has_few_bits(Path(source), _KEPT[name]):
+    if GgufFile.open(Path(source)).has_few_bits(_KEPT[name]):
         return None
     return weights_of(name)

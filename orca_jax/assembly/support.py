@@ -94,7 +94,7 @@ class Facts:
     @property
     def has_few_bits(self) -> bool:
         """True if the model has matrices of few bits, which the library multiplies in any type."""
-        from orca_jax.model.gguf.weights import has_few_bits
+        from orca_jax.model.gguf.weights import GgufFile
 
         if self.known.quantization is not None:
             return True
@@ -102,7 +102,7 @@ class Facts:
             return False
         if self.known.stored is not None:
             return True
-        return is_gguf(self.source) and has_few_bits(Path(self.source))
+        return is_gguf(self.source) and GgufFile.open(Path(self.source)).has_few_bits()
 
     @property
     def proposing(self) -> ModelConfig:

@@ -22,25 +22,25 @@ from orca_jax.exec.host import trim_heap
 from orca_jax.model.checkpoint import (
     ArrayOfTree,
     open_stored,
-    read_parameter,
     save_leaves,
     views_of,
 )
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
+from orca_jax.model.leaves.fill import fill
 from orca_jax.model.matrices.packed import plain_shape, values_of_host
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
 from orca_jax.model.parameters import (
     first_line,
     flat_parameters,
     path_of,
-    split_layer,
     with_layers,
     with_parameters,
 )
+from orca_jax.model.trees.leaves import view_sources
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
-from orca_jax.model.trees.views import Entry, Taken, View
+from orca_jax.model.trees.views import View
 from orca_jax.values.errors import CheckpointError, ConfigError
 
 REMEDY = "The weights in use are unchanged. Pass the tree of parameters of the served model (docs/rollouts.md)"
@@ -121,27 +121,28 @@ class WeightUpdater:
         config = self._placed.config
         stacked = with_layers(self._of_model)
         not_finite = NotFinite()
+        problems: list[str] = []
         own = [stage for stage in self._placed.stages if stage.is_local]
         for placed, stage in zip(own, self._executor.stages, strict=True):
             state = nnx.state(placed.shapes)
-            first = placed.shapes.span.start
             paths = jax.tree.leaves(
                 with_parameters(state, {path: path for path in flat_parameters(state)})
             )
+            places = {path: index for index, path in enumerate(paths)}
             held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(state)}
-            for index, path in enumerate(paths):
-                whole, layer = (path, None) if path in views else split_layer(path)
-                view = views[whole]
-                leaf = plain_shape(held[path])
-                if layer is not None:
-                    view = Entry(view, 0, first + layer)
-                elif path in stacked:
-                    view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
-                values = read_parameter(whole, view, leaf, config, not_finite)
-                stage.put_weight(index, values_of_host(held[path], values))
+            shapes = {path: plain_shape(variable) for path, variable in held.items()}
+            sources = view_sources(shapes, views, stacked, placed.shapes.span.start, config)
+            for path, values in fill(shapes, sources, _no_progress, problems, not_finite):
+                stage.put_weight(places[path], values_of_host(held[path], values))
                 progress()
+        if problems:  # arrays of the tree that were deleted after the check
+            raise CheckpointError("the new weights", problems)
         not_finite.warn("the new weights")
         trim_heap()
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Show nothing: the executor counts the weights that are in place."""
 
 
 def save(params: Any, folder: Path) -> None:

@@ -5,23 +5,20 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorstore
 from flax import nnx
-from jaxtyping import Array
 
 from orca_jax.helpers.console import Progress
 from orca_jax.model.block import Block
 from orca_jax.model.files.digests import check_digests
-from orca_jax.model.files.finite import PART_BYTES, NotFinite, num_not_finite
+from orca_jax.model.leaves.fill import filled
 from orca_jax.model.matrices.quantise import is_quantised_part
 from orca_jax.model.orbax_files import (
     CONVERT_AGAIN,
@@ -35,25 +32,22 @@ from orca_jax.model.orbax_files import (
 from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
-    bounds_of,
-    copied_columns,
     first_copies,
     first_line,
     flat_parameters,
     head_dim_of,
-    layers_of,
     num_copies,
-    split_layer,
     stored_shape,
     stored_shapes,
     with_layers,
 )
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
+from orca_jax.model.trees.leaves import view_sources
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import nested
 from orca_jax.model.trees.rows import LAYER, TreeTable
-from orca_jax.model.trees.views import Entry, PendingRead, Stacked, Stored, Taken, Transposed, View
+from orca_jax.model.trees.views import Entry, Stacked, Stored, Transposed, View
 from orca_jax.values.config import DType, ModelConfig
 from orca_jax.values.errors import CheckpointError
 
@@ -61,9 +55,6 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ARRAYS = ("jax.Array", "np.ndarray")
 
 logger = logging.getLogger(__name__)
-
-Place = tuple[slice, ...] | None
-"""The place of a shard in an array; None for an array without axes, which no parameter is."""
 
 
 class ArrayOfTree(NamedTuple):
@@ -132,36 +123,12 @@ def load_orbax(
     views, problems = views_of(
         tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory)
     )
-    leaves = flat_parameters(wanted.shapes)
-    stacked = with_layers(wanted.of_model)
-    arrays: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}  # the leaves of each array of the files
-    for path, leaf in leaves.items():
-        arrays.setdefault(path if path in views else split_layer(path)[0], {})[path] = leaf
-    values: dict[str, Array] = {}
-    parts = wanted.make_parts()
-    not_finite = NotFinite()
-    for number, (name, of_array) in enumerate(arrays.items() if not problems else (), start=1):
-        try:
-            view = views[name]
-            shapes = [*of_array.values()]
-            is_split = name not in of_array
-            if name in stacked:
-                size = len(shapes) if is_split else shapes[0].shape[0]
-                begin = bisect_left(layers_of(name, config), wanted.layers.start)
-                view = Taken(view, 0, np.arange(begin, begin + size))
-            if is_split:
-                read = read_layers(name, view, shapes, config, not_finite)
-            else:
-                read = [read_parameter(name, view, shapes[0], config, not_finite)]
-            for path, array in zip(of_array, read, strict=True):
-                values |= parts(path, array)
-        except Exception as error:
-            problems.append(f"{name}: cannot be read: {first_line(error)}")
-        progress(number, len(arrays))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
-    not_finite.warn(str(tree.folder))
-    return wanted.filled(values)
+    shapes = flat_parameters(wanted.shapes)
+    stacked = with_layers(wanted.of_model)
+    sources = view_sources(shapes, views, stacked, wanted.layers.start, config)
+    return filled(str(tree.folder), wanted, shapes, sources, progress, remedy=SAVE_AGAIN)
 
 
 def views_of(
@@ -289,104 +256,3 @@ def _problem(opened: ArrayOfTree, types: Sequence[str]) -> str | None:
     if any(part > max(size, 1) for part, size in zip(chunk, shape, strict=False)):
         return f"chunks of {list(chunk)} values are larger than the array"  # and than the memory
     return None
-
-
-def read_parameter(
-    path: str, view: View, leaf: jax.ShapeDtypeStruct, config: ModelConfig, not_finite: NotFinite
-) -> Array:
-    """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
-
-    Args:
-        path: the path of the parameter with all layers.
-        view: its values.
-        leaf: its shape and its sharding.
-        config: the configuration as the mesh holds the model.
-        not_finite: takes the number of values that are NaN or infinite.
-    """
-    shards = _shards(path, view, leaf, config, not_finite)
-    return _array(leaf, lambda index: shards[index]())
-
-
-def read_layers(
-    path: str,
-    view: View,
-    leaves: Sequence[jax.ShapeDtypeStruct],
-    config: ModelConfig,
-    not_finite: NotFinite,
-) -> list[Array]:
-    """Read the parameters of separate layers from a view with all of them, as in `read_parameter`.
-
-    The host holds all layers, a device no more than the results: freed stacks would leave holes in its memory.
-    """
-    reads = _shards(path, view, leaves[0], config, not_finite, len(leaves))
-    shards = {index: read() for index, read in reads.items()}
-
-    def layer_of(layer: int) -> Callable[[Place], np.ndarray]:
-        return lambda index: shards[index][layer]
-
-    return [_array(leaf, layer_of(layer)) for layer, leaf in enumerate(leaves)]
-
-
-def _array(leaf: jax.ShapeDtypeStruct, shard: Callable[[Place], np.ndarray]) -> Array:
-    array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
-    return array
-
-
-def _shards(
-    path: str,
-    view: View,
-    leaf: jax.ShapeDtypeStruct,
-    config: ModelConfig,
-    not_finite: NotFinite,
-    num_layers: int | None = None,
-) -> dict[Place, PendingRead]:
-    """Start to read all shards of a parameter, those of all layers together if `num_layers` are given."""
-    if (copies := num_copies(path, config)) > 1:
-        view = Taken(
-            view,
-            len(view.shape) - 1,
-            copied_columns(range(leaf.shape[-1]), copies, head_dim_of(path, config)),
-        )
-    lead = [] if num_layers is None else [range(num_layers)]
-
-    def count(values: np.ndarray) -> None:
-        not_finite.add_tensor(path, _count(values))
-
-    return {
-        index: _padded(view, [*lead, *bounds_of(index, leaf.shape)], leaf, count)
-        for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values())
-    }
-
-
-def _padded(
-    view: View,
-    bounds: Sequence[range],
-    leaf: jax.ShapeDtypeStruct,
-    count: Callable[[np.ndarray], None],
-) -> PendingRead:
-    """Start to read a part, in the type of a parameter. Entries beyond those of the view are zeros."""
-    cut = [
-        range(min(bound.start, size), min(bound.stop, size))
-        for bound, size in zip(bounds, view.shape, strict=True)
-    ]
-    read = view.start(cut)
-
-    def padded() -> np.ndarray:
-        values = read()
-        count(values)
-        values = values.astype(leaf.dtype, copy=False)
-        padding = [
-            (0, len(bound) - found) for bound, found in zip(bounds, values.shape, strict=True)
-        ]
-        if not any(after for _, after in padding):
-            return values
-        return np.pad(values, padding)
-
-    return padded
-
-
-def _count(values: np.ndarray) -> int:
-    """Count the values that are not finite. Each part that is read fits into the caches."""
-    flat = values.ravel(order="K")
-    step = PART_BYTES // flat.itemsize
-    return sum([num_not_finite(flat[start : start + step]) for start in range(0, len(flat), step)])

@@ -18,7 +18,7 @@ from orca_jax.helpers.console import Progress
 from orca_jax.kernels.native import Library
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.gguf.weights import has_few_bits, keep_few_bits, load_gguf
+from orca_jax.model.gguf.weights import GgufFile
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
@@ -112,7 +112,7 @@ class Loading:
     Attributes:
         config: the configuration of the model, with the files' value of `tied_embeddings` if they contradict it.
         dtype: the type of the parameters.
-        keep_bits: gives matrices the form of the files' own bits; see `keep_few_bits`. None: there is none.
+        keep_bits: gives matrices the form of the files' own bits; see `matrices.stored.keep_bits`. None: there is none.
         packs: files are read into packed matrices, so `arrange` may pack the decoder.
     """
 
@@ -203,11 +203,10 @@ def prepare_load(
     check_weights(source, load_format)
     directory = Path(source)
     if is_gguf(str(source)):
-        keeps = config.quantization is None and has_few_bits(directory)
-        keep = partial(keep_few_bits, directory) if keeps else None
-        return Loading(
-            config, dtype, partial(load_gguf, directory), seed, keep, config.quantization is None
-        )
+        file = GgufFile.open(directory)
+        packs = config.quantization is None
+        keep = file.keep_bits if packs and file.has_few_bits() else None
+        return Loading(config, dtype, file.load, seed, keep, packs)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:

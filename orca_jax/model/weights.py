@@ -1,17 +1,16 @@
-"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`shards.py`)."""
+"""Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`leaves/`)."""
 
 import logging
-import math
 import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,9 +23,11 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
-from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
+from orca_jax.model.leaves.base import Source
+from orca_jax.model.leaves.fill import filled
+from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.matrices.packed import held_values, plain_shape, width_in_file
 from orca_jax.model.parameters import (
     Wanted,
@@ -38,7 +39,6 @@ from orca_jax.model.parameters import (
     split_layer,
     stored_shape,
 )
-from orca_jax.model.shards import Source, fill
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.values.checks import json_value, open_regular
 from orca_jax.values.config import DType, ModelConfig
@@ -69,14 +69,13 @@ class FileTensor(Protocol):
 class Files:
     """Open files of a checkpoint, with their tensors by key. `unreadable` holds the keys in broken files.
 
-    `rows` has the vectors and matrices of numbers, `descriptors` the open file of each tensor, and `optional` the keys
+    `rows` has the vectors and matrices of numbers, and `optional` the keys
     that may be left unread.
     """
 
     tensors: dict[str, FileTensor] = field(default_factory=dict)
     rows: dict[str, TensorRows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
-    descriptors: dict[str, int] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -123,16 +122,6 @@ def load_safetensors(
         )
 
 
-class OtherParameters(NamedTuple):
-    """Parameters that are read in another way: their paths, and a function for the time when all tensors fit."""
-
-    paths: frozenset[str] = frozenset()
-    read: Callable[[], Mapping[str, Array]] = dict
-
-
-_NO_OTHERS = OtherParameters()
-
-
 def load_files(
     source: str,
     files: Files,
@@ -140,7 +129,7 @@ def load_files(
     config: ModelConfig,
     wanted: Wanted,
     progress: Progress,
-    others: OtherParameters = _NO_OTHERS,
+    others: Mapping[str, Source] | None = None,
 ) -> nnx.State:
     """Read all parameters from open files.
 
@@ -151,13 +140,12 @@ def load_files(
         config: the model.
         wanted: the parameters, each with its shards on the devices of this process.
         progress: called after each parameter.
-        others: those that are read in another way.
+        others: the sources of those that are not in the table.
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
     family = FAMILIES[config.family]
-    held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
     if not files.tensors:
         raise CheckpointError(source, files.problems or ["the files contain no tensors"])
     if problem := too_many_layers(config, len(files.tensors) + len(files.unreadable)):
@@ -168,30 +156,27 @@ def load_files(
     )
     if problems:
         raise CheckpointError(source, problems)
-    held = {path: variable for path, variable in held.items() if path not in others.paths}
-    leaves = dict[str, Any]()
-    matrices = dict[str, Source]()
+    held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
+    shapes = flat_parameters(wanted.shapes)
+    others = others or {}
+    matrices = dict[str, RowSource]()
     first = wanted.layers.start
     for path, variable in held.items():
+        if path in others:
+            continue
         matrices[path] = _matrices(path, variable, sources, files, config, first)
-        leaves[path] = plain_shape(variable)
-        if matrices[path].packed_width:
-            leaves[path] = variable.get_value()
-    values = dict(others.read())
-    parts = wanted.make_parts()
-    not_finite = NotFinite()
-    factors = dict(config.weight_factors)
-    for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
-        own = factors.get(split_layer(path)[0], ())
-        if own:
-            array = _multiplied(array, own)
         if not matrices[path].packed_width:
-            array = held_values(held[path], array)
-        values |= parts(path, array)
-    if problems:
-        raise CheckpointError(source, problems)
-    not_finite.warn(source)
-    return wanted.filled(values)
+            shapes[path] = plain_shape(variable)
+    factors = dict(config.weight_factors)
+
+    def as_held(path: str, array: Array) -> Array:
+        if own := factors.get(split_layer(path)[0]):
+            array = _multiplied(array, own)
+        if path in others or matrices[path].packed_width:
+            return array
+        return held_values(held[path], array)
+
+    return filled(source, wanted, shapes, {**matrices, **others}, progress, as_held)
 
 
 def _multiplied(array: Array, factors: tuple[float, ...]) -> Array:
@@ -283,7 +268,6 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
     files = Files()
     room = MAX_HEADER_BYTES
     stored = dict[str, StoredTensor]()
-    descriptors = dict[str, int]()
     for name, keys in _file_names(directory).items():
         try:
             descriptor = open_regular(directory / name)
@@ -301,28 +285,22 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
         ]
         files.unreadable |= keys - found
         stored |= tensors
-        descriptors |= dict.fromkeys(tensors, descriptor)
-        files.rows |= _rows(tensors, descriptor)
+        files.rows |= _rows(tensors)
     matrices: dict[str, TensorRows] = {}
     if has_stacks:
-        stored, matrices = with_matrices(stored, descriptors)
+        stored, matrices = with_matrices(stored)
     files.tensors |= stored
     files.rows |= matrices
-    files.descriptors = descriptors
     return files
 
 
-def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, FileMatrix]:
+def _rows(tensors: Mapping[str, StoredTensor]) -> dict[str, FileMatrix]:
     """The numbers, vectors and matrices of a file, and the taps of its convolutions, which are matrices too."""
     found = {}
     for key, tensor in tensors.items():
         is_conv = len(tensor.shape) == 3 and tensor.shape[1] == 1
         if tensor.dtype in DTYPES and (len(tensor.shape) < 3 or is_conv):
-            *outer, columns = tensor.shape or (1,)
-            rows = math.prod(outer)
-            found[key] = FileMatrix(
-                key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin
-            )
+            found[key] = tensor.matrix(key)
     return found
 
 
@@ -390,7 +368,7 @@ def _matrices(
     files: Files,
     config: ModelConfig,
     first: int,
-) -> Source:
+) -> RowSource:
     """The matrices of a parameter of a stage with the layers from `first` on."""
     path, layer = split_layer(path)
     weight = sources[path].weight
@@ -406,7 +384,7 @@ def _matrices(
     is_plain = weight.part is None and not weight.first_row and num_copies(path, config) == 1
     if is_plain and path not in dict(config.weight_factors):
         width = width_in_file(variable, found[0].num_rows, is_transposed=weight.transpose)
-    return Source(weight, found, is_stack + weight.is_of_experts, width)
+    return RowSource(weight, found, is_stack + weight.is_of_experts, config, width)
 
 
 def _compare(

@@ -10,7 +10,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from orca_jax.model.files.safetensors import read_header
-from orca_jax.model.published.matrix import TensorPart
 from orca_jax.tools.convert.args import PublishedFormat
 from orca_jax.tools.convert.forms import FORMS, fp8_blocks
 
@@ -22,7 +21,7 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a file, with types that the reader of safetensors lacks."""
     with path.open("rb") as file:
         tensors, _ = read_header(file.fileno(), 2**20)
-        return {name: TensorPart(each, file.fileno()).all() for name, each in tensors.items()}
+        return {name: each.all() for name, each in tensors.items()}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.kernels.expert_mlp import BACKENDS, ExpertKernels, expert_mlp
 from orca_jax.kernels.matmul import Quantised, group_size, quantised_matmul, whole
 from orca_jax.kernels.matmul.blocks import BLOCK
-from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import (
     QUANT_METHOD,
@@ -29,12 +28,12 @@ from orca_jax.model.describe import (
     quantization_config,
     read_model_config,
 )
+from orca_jax.model.leaves import fill as leaves
 from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.matrices.quantise import check_inputs, quantise, quantise_rows
 from orca_jax.model.matrices.scaled import QuantisedExperts
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
-from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, EngineConfig, Quantization
 from orca_jax.values.errors import CheckpointError, ConfigError
@@ -198,6 +197,7 @@ def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.Monke
     """A quantised model is never in memory together with all of its plain weights."""
     matrices: list[weakref.ref[jax.Array]] = []
     alive: list[int] = []
+    fill = leaves.fill
 
     def watched(*args: Any) -> Iterator[tuple[str, jax.Array]]:
         for path, array in fill(*args):
@@ -207,7 +207,7 @@ def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.Monke
             yield path, array
             del array
 
-    monkeypatch.setattr(weights, "fill", watched)
+    monkeypatch.setattr(leaves, "fill", watched)
     load(REFERENCE / "qwen2_moe", "int8", 1)
     assert len(matrices) > 5 and max(alive) <= 2
 

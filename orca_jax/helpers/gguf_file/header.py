@@ -55,14 +55,28 @@ class GgufTensor(NamedTuple):
     part: int = 0
 
 
+class FileState(NamedTuple):
+    """The size of an open file and the time of its last change: others are those of a file with other contents."""
+
+    size: int
+    changed: int  # in nanoseconds
+
+    @classmethod
+    def of(cls, descriptor: int) -> "FileState":
+        """The state of an open file. Raises OSError."""
+        found = os.fstat(descriptor)
+        return cls(found.st_size, found.st_mtime_ns)
+
+
 class GgufHeader(NamedTuple):
-    """The metadata of a file by their keys, and its tensors by their names.
+    """The metadata of a file by their keys, its tensors by their names, and the states of its parts.
 
     Of a list with more than `MAX_LISTED` values, the metadata have a text with their number.
     """
 
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    states: tuple[FileState, ...]
 
 
 class _Damaged(Exception):
@@ -204,10 +218,12 @@ def read_vector(path: str | Path, tensor: GgufTensor) -> list[float]:
 def _header(path: Path, changed: int, size: int) -> GgufHeader:
     header = _with_descriptor(path, _read)
     tensors = dict(header.tensors)
+    states = [*header.states]
     for part, other in enumerate(parts_of(path, header)[1:], 1):
-        found = _with_descriptor(other, _read).tensors
-        tensors |= {name: tensor._replace(part=part) for name, tensor in found.items()}
-    return header._replace(tensors=tensors)
+        found = _with_descriptor(other, _read)
+        tensors |= {name: tensor._replace(part=part) for name, tensor in found.tensors.items()}
+        states += found.states
+    return header._replace(tensors=tensors, states=tuple(states))
 
 
 def _with_descriptor[T](path: Path, read: Callable[[int], T]) -> T:
@@ -264,9 +280,9 @@ def _read(descriptor: int) -> GgufHeader:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _Damaged(f"general.alignment must be a power of two, got {short(alignment)}")
     begin = ceil_div(cursor.position, alignment) * alignment
-    size = os.fstat(descriptor).st_size
-    tensors = {name: _tensor(name, entry, begin, size) for name, entry in found.items()}
-    return GgufHeader(fields, tensors)
+    state = FileState.of(descriptor)
+    tensors = {name: _tensor(name, entry, begin, state.size) for name, entry in found.items()}
+    return GgufHeader(fields, tensors, (state,))
 
 
 def _tensor(

@@ -60,7 +60,7 @@ def has_stacks(table: tuple[Weight, ...]) -> bool:
 
 
 def with_matrices(
-    tensors: dict[str, StoredTensor], descriptors: dict[str, int]
+    tensors: dict[str, StoredTensor],
 ) -> tuple[dict[str, StoredTensor], dict[str, TensorRows]]:
     """The tensors with the matrices of experts in place of the tensors that have them, and these matrices.
 
@@ -68,7 +68,6 @@ def with_matrices(
 
     Args:
         tensors: those of all files.
-        descriptors: the descriptor of the file of each.
     """
     found = dict(tensors)
     rows = dict[str, TensorRows]()
@@ -90,27 +89,33 @@ def with_matrices(
                 *scales.shape[:2],
                 32 * scales.shape[2],
             )
-            of_scales = descriptors[stem + _SCALES]
             for expert in range(count):
                 key = f"{stem}[{expert}]"
                 place = expert * outputs
                 begin = tensor.begin + place * inputs // 2
                 at = scales.begin + place * inputs // 32
-                found[key] = StoredTensor("BF16", (outputs, inputs), begin)
+                found[key] = StoredTensor("BF16", (outputs, inputs), begin, tensor.descriptor)
                 rows[key] = Mxfp4Matrix(
-                    key, outputs, inputs, DTYPES["BF16"], descriptors[name], begin, at, of_scales
+                    key,
+                    outputs,
+                    inputs,
+                    DTYPES["BF16"],
+                    tensor.descriptor,
+                    begin,
+                    at,
+                    scales.descriptor,
                 )
             del found[name], found[stem + _SCALES]
         elif len(tensor.shape) == 3 and tensor.shape[1] != 1 and tensor.dtype in DTYPES:
             if tensor.shape[0] > MOST_EXPERTS:
                 continue
             count, outer, inner = tensor.shape
-            dtype = DTYPES[tensor.dtype]
+            size = outer * inner * DTYPES[tensor.dtype].itemsize
             for expert in range(count):
                 key = f"{name}[{expert}]"
-                begin = tensor.begin + expert * outer * inner * dtype.itemsize
-                found[key] = StoredTensor(tensor.dtype, (outer, inner), begin)
-                rows[key] = FileMatrix(key, outer, inner, dtype, descriptors[name], begin)
+                begin = tensor.begin + expert * size
+                found[key] = tensor._replace(shape=(outer, inner), begin=begin)
+                rows[key] = found[key].matrix(key)
             del found[name]
     return found, rows
 

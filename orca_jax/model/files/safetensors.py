@@ -9,7 +9,9 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from orca_jax.model.files.stripes import STORED_TYPES
+import numpy as np
+
+from orca_jax.model.files.stripes import DTYPES, STORED_TYPES, FileMatrix, read_exactly
 from orca_jax.values.checks import short, unique_keys
 
 METADATA = "__metadata__"
@@ -22,11 +24,33 @@ class StoredTensor(NamedTuple):
         dtype: the type by its name in safetensors.
         shape: rows first.
         begin: its first byte in the file.
+        descriptor: that of the open file.
     """
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
+    descriptor: int
+
+    def matrix(self, key: str) -> FileMatrix:
+        """The rows of a tensor of floating-point numbers; a vector is one row."""
+        *outer, columns = self.shape or (1,)
+        dtype = DTYPES[self.dtype]
+        return FileMatrix(key, math.prod(outer), columns, dtype, self.descriptor, self.begin)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Some rows of a matrix, in the type of the file. Raises OSError."""
+        values = np.empty((stop - start, *self.shape[1:]), STORED_TYPES[self.dtype])
+        if values.size:
+            read_exactly(self.descriptor, self.begin + start * values[0].nbytes, values)
+        return values
+
+    def all(self) -> np.ndarray:
+        """All values. Raises OSError."""
+        values = np.empty(math.prod(self.shape), STORED_TYPES[self.dtype])
+        if values.size:
+            read_exactly(self.descriptor, self.begin, values)
+        return values.reshape(self.shape)
 
 
 def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], int]:
@@ -66,7 +90,7 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
             f"it has {size} bytes, and by its header {8 + length + place}: it was cut or changed"
         )
     tensors = {
-        name: StoredTensor(dtype, shape, 8 + length + begin)
+        name: StoredTensor(dtype, shape, 8 + length + begin, descriptor)
         for name, ((begin, _), (dtype, shape)) in entries.items()
     }
     return tensors, length

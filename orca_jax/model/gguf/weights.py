@@ -16,20 +16,27 @@ import numpy as np
 from flax import nnx
 
 from orca_jax.helpers.console import Progress
-from orca_jax.helpers.gguf_file.header import MAX_TENSORS, GgufTensor, parts_of, read_header
+from orca_jax.helpers.gguf_file.header import (
+    MAX_TENSORS,
+    FileState,
+    GgufHeader,
+    GgufTensor,
+    parts_of,
+    read_header,
+)
 from orca_jax.kernels.native import Library, PackedBits
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
+from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.stored import (
     ForLibrary,
     StoredMatrices,
     experts_of,
     keep_bits,
-    kept_parameters,
     outputs_of,
 )
 from orca_jax.model.parameters import Wanted, first_line
@@ -127,19 +134,24 @@ class GgufShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _StoredMatrix(ForLibrary):
-    """A matrix in few bits. `order` has the stored row of each output; None if they are in their order."""
+    """A matrix in few bits. `outputs` has the stored row of each output; None if they are in their order."""
 
+    key: str
     tensor: GgufTensor
     kind: BlockKind
-    order: np.ndarray | None
+    outputs: np.ndarray | None
     descriptors: Sequence[int]  # of the open parts of the file; empty until it is read
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.tensor.part, self.tensor.begin
 
     @property
     def form(self) -> BitsForm:
         return self.kind.form
 
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
-        outputs = self.tensor.shape[0] if self.order is None else len(self.order)
+        outputs = self.tensor.shape[0] if self.outputs is None else len(self.outputs)
         return name == "table" or shape[-1] == outputs
 
     def blocks(self, num_blocks: int, width: int) -> Iterator[tuple[int, PackedBits]]:
@@ -155,13 +167,13 @@ class _StoredMatrix(ForLibrary):
         descriptor = self.descriptors[tensor.part]
         each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
         whole = None
-        if self.order is not None:
+        if self.outputs is not None:
             whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
             read_exactly(descriptor, tensor.begin, whole)
         for start in range(0, num_blocks * width, each):
             rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
-            if whole is not None and self.order is not None:
-                rows[:] = whole[self.order[start : start + each]]
+            if whole is not None and self.outputs is not None:
+                rows[:] = whole[self.outputs[start : start + each]]
             elif (stored := min(each, tensor.shape[0] - start)) > 0:
                 begin = tensor.begin + start * tensor.row_bytes
                 read_exactly(descriptor, begin, rows[:stored])
@@ -169,8 +181,8 @@ class _StoredMatrix(ForLibrary):
 
 
 @dataclass(frozen=True)
-class _File:
-    """A file whose tensors are those of a model."""
+class _GgufModel:
+    """The tensors of a file as those of a model."""
 
     config: ModelConfig
     architecture: Architecture
@@ -211,20 +223,20 @@ class _File:
         ):
             return None
         tensor = self.tensors[theirs]
-        order = self.permutation(theirs)
+        outputs = self.permutation(theirs)
         if weight.part is not None:
-            order = outputs_of(weight.part)
-        return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order, self.descriptors)
+            outputs = outputs_of(weight.part)
+        kind = BLOCK_KINDS[tensor.kind.name]
+        return _StoredMatrix(key, tensor, kind, outputs, self.descriptors)
 
 
-def _model_file(path: Path, config: ModelConfig) -> _File:
-    """A file with the names of its model's tensors.
+def _model_of(path: Path, header: GgufHeader, config: ModelConfig) -> _GgufModel:
+    """The tensors of a file with the names of its model.
 
     Raises:
-        ConfigError: it cannot be read.
-        CheckpointError: it has fewer matrices than layers or experts, or too many.
+        ConfigError: the architecture is not supported.
+        CheckpointError: the file has fewer matrices than layers or experts, or too many.
     """
-    header = read_header(path)
     name, architecture = architecture_of(header, path)
     table = tuple(
         _in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config)
@@ -235,7 +247,7 @@ def _model_file(path: Path, config: ModelConfig) -> _File:
     if problem := too_many_layers(config, len(tensors)):
         raise CheckpointError(str(path), [problem])
     keys = {theirs: key for key, theirs in _names(table, name, config)}
-    return _File(config, architecture, tensors, table, keys)
+    return _GgufModel(config, architecture, tensors, table, keys)
 
 
 def _by_expert(path: Path, tensors: Mapping[str, GgufTensor], count: int) -> dict[str, GgufTensor]:
@@ -267,60 +279,81 @@ def _by_expert(path: Path, tensors: Mapping[str, GgufTensor], count: int) -> dic
     return found
 
 
-def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
-    """True if `keep_few_bits` may replace matrices of so many bits. Raises ConfigError as `load_gguf` does."""
-    kinds = [BLOCK_KINDS.get(tensor.kind.name) for tensor in read_header(path).tensors.values()]
-    return any([kind is not None and kind.form.bits in bits for kind in kinds])
+@dataclass(frozen=True)
+class GgufFile:
+    """A file of weights, opened once: its header serves all that follows.
 
-
-def keep_few_bits(path: Path, decoder: Decoder, library: Library | None, num_devices: int) -> None:
-    """Give matrices and tables the form of their bits in a file, for the library alone; see `keep_bits`."""
-    if library is None:
-        return
-    keep_bits(_model_file(path, decoder.config).stored, decoder, library, num_devices)
-
-
-def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
-    """Read a GGUF file, each device its own shards.
-
-    Raises:
-        ConfigError: the file cannot be read.
-        CheckpointError: lists every missing, unexpected and misshapen tensor, and those of unknown types.
+    Attributes:
+        path: the file, or the first one of several parts.
+        header: its metadata and the tensors of all parts.
     """
-    file = _model_file(path, config)
-    stored = dict(file.tensors)
-    if file.architecture.model_type == "llama":
-        stored.pop(FREQUENCIES, None)  # a part of the configuration
-    scaled = [
-        f"{key}: scaled rotary positions are not supported from GGUF"
-        for key in _SCALED
-        if key in stored
-    ]
-    if scaled:
-        raise CheckpointError(str(path), scaled, remedy="Use the model with safetensors")
-    files = Files()
-    files.tensors |= {
-        file.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()
-    }
-    with ExitStack() as stack:
-        descriptors = [_opened(part, stack) for part in parts_of(path, read_header(path))]
-        for theirs, key in file.keys.items():
-            if theirs in stored:
-                descriptor = descriptors[stored[theirs].part]
-                files.rows[key] = file.matrix(theirs, stored[theirs], descriptor)
-        opened = replace(file, descriptors=descriptors)
-        others = kept_parameters(str(path), opened.stored, wanted)
-        return load_files(str(path), files, file.table, config, wanted, progress, others)
+
+    path: Path
+    header: GgufHeader
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufFile":
+        """Read the header of a file. Raises ConfigError: the file cannot be read."""
+        return cls(path, read_header(path))
+
+    def has_few_bits(self, bits: Collection[int] = range(4, 9)) -> bool:
+        """True if `keep_bits` may replace matrices of so many bits."""
+        kinds = [BLOCK_KINDS.get(tensor.kind.name) for tensor in self.header.tensors.values()]
+        return any([kind is not None and kind.form.bits in bits for kind in kinds])
+
+    def keep_bits(self, decoder: Decoder, library: Library | None, num_devices: int) -> None:
+        """Give matrices and tables the form of their bits in the file, for the library alone; see `keep_bits`."""
+        if library is not None:
+            model = _model_of(self.path, self.header, decoder.config)
+            keep_bits(model.stored, decoder, library, num_devices)
+
+    def load(self, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
+        """Read the weights, each device its own shards.
+
+        Raises:
+            CheckpointError: lists every missing, unexpected and misshapen tensor, and those of unknown types; or a part
+                has changed since it was opened.
+        """
+        path = str(self.path)
+        model = _model_of(self.path, self.header, config)
+        stored = dict(model.tensors)
+        if model.architecture.model_type == "llama":
+            stored.pop(FREQUENCIES, None)  # a part of the configuration
+        scaled = [
+            f"{key}: scaled rotary positions are not supported from GGUF"
+            for key in _SCALED
+            if key in stored
+        ]
+        if scaled:
+            raise CheckpointError(path, scaled, remedy="Use the model with safetensors")
+        files = Files()
+        files.tensors |= {
+            model.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()
+        }
+        with ExitStack() as stack:
+            parts = zip(parts_of(self.path, self.header), self.header.states, strict=True)
+            descriptors = [_opened(part, state, stack) for part, state in parts]
+            for theirs, key in model.keys.items():
+                if theirs in stored:
+                    descriptor = descriptors[stored[theirs].part]
+                    files.rows[key] = model.matrix(theirs, stored[theirs], descriptor)
+            opened = replace(model, descriptors=descriptors)
+            kept = bits_sources(path, opened.stored, wanted)
+            return load_files(path, files, model.table, config, wanted, progress, kept)
 
 
-def _opened(part: Path, stack: ExitStack) -> int:
-    """The descriptor of a file, which the stack closes. Raises CheckpointError: it cannot be read."""
+def _opened(part: Path, state: FileState, stack: ExitStack) -> int:
+    """The descriptor of a file, which the stack closes. Raises CheckpointError: it cannot be read, or has changed."""
     try:
         descriptor = open_regular(part)
     except OSError as error:
         problem = f"the file cannot be read: {first_line(error)}"
         raise CheckpointError(str(part), [problem]) from None
     stack.callback(os.close, descriptor)
+    if FileState.of(descriptor) != state:
+        raise CheckpointError(
+            str(part), ["the file has changed since its header was read: start again"]
+        )
     return descriptor
 
 

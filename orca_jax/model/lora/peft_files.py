@@ -133,7 +133,7 @@ def _read(
     }
     # Two tensors for each matrix, and as many again for parts that are left out.
     stored, length = read_header(descriptor, _METADATA_BYTES + 4 * len(matrices) * _ENTRY_BYTES)
-    tensors = _check(stored, descriptor, places, model, config.rank, problems)
+    tensors = _check(stored, places, model, config.rank, problems)
     numbers = sum(_numbers(each, model, config.rank) for each in matrices.values())
     size = os.fstat(descriptor).st_size
     most = 8 + length + 2 * numbers * _MOST_ITEM_BYTES
@@ -150,7 +150,6 @@ def _read(
 
 def _check(
     stored: Mapping[str, StoredTensor],
-    descriptor: int,
     places: Mapping[str, list[_AdaptedModule]],
     model: ModelConfig,
     rank: int,
@@ -166,18 +165,18 @@ def _check(
         if side is not None and module not in places and ignored.fullmatch(f"{module}.weight"):
             left_out.add(module.removeprefix("model.").partition(".")[0])
             continue
-        kind, shape, begin = stored[key]
+        tensor = stored[key]
+        kind = tensor.dtype
         if module in with_states:
             problems.append(f"{key}: adapters of layers with states are not supported")
         elif side is None or module not in places:
             problems.append(f"{key}: {_advice(key)}")
         elif kind not in DTYPES:
             problems.append(f"{key}: type {kind[:20]} is not supported, only {', '.join(DTYPES)}")
-        elif len(shape) != 2:
-            problems.append(f"{key}: shape {list(shape)[:9]} is not that of a matrix")
+        elif len(tensor.shape) != 2:
+            problems.append(f"{key}: shape {list(tensor.shape)[:9]} is not that of a matrix")
         else:
-            matrix = FileMatrix(key, *shape, DTYPES[kind], descriptor, begin)
-            modules.setdefault(module, {})[side] = matrix
+            modules.setdefault(module, {})[side] = tensor.matrix(key)
     if not modules and not problems:
         only = " and ".join(sorted(left_out))
         found = f"tensors of {only} alone, which is left out" if left_out else "no tensors"

@@ -4,38 +4,38 @@ A format of files has a `StoredBits` for each of its matrices. It gives the form
 numbers when it is loaded: packed for the library in C, or with their scales for products of XLA.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
 
 from orca_jax.kernels.native import Library, PackedBits
 from orca_jax.model.experts import Experts
 from orca_jax.model.families.base import JoinedPart, Weight
-from orca_jax.model.files.stripes import aligned_empty
 from orca_jax.model.layers import Linear, Table
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.few_bits import stored_bits
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_shapes
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
-from orca_jax.model.shards import MAX_THREADS
+from orca_jax.model.parameters import path_of, split_layer
 from orca_jax.model.transformer import Decoder
-from orca_jax.model.weights import OtherParameters
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.errors import CheckpointError
-
-_PARTS = ("words", "scales", "minima", "units", "order")
-_FORM = ".forms."  # before the number of a form of a mixed matrix
 
 
 class StoredBits(Protocol):
     """A matrix of few bits in files."""
+
+    @property
+    def key(self) -> str:
+        """The name of the plain tensor."""
+        ...
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts matrices by their places in the files."""
+        ...
 
     @property
     def form(self) -> BitsForm | None:
@@ -190,85 +190,3 @@ def _matrix_names(module: nnx.Module) -> Sequence[str]:
     if isinstance(module, Table):
         return ("table",)
     return ()
-
-
-def kept_parameters(source: str, stored: StoredMatrices, wanted: Wanted) -> OtherParameters:
-    """The parameters that keep their bits, to be read from open files.
-
-    Args:
-        source: the files, for errors.
-        stored: their matrices.
-        wanted: the parameters of a stage, in the form of `keep_bits`.
-    """
-    leaves = flat_parameters(wanted.shapes)
-    kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
-    grouped = [name.removesuffix(".values") for name in leaves if name.endswith(".values")]
-    paths = frozenset(
-        map(".".join, chain(product(kept, _PARTS), product(grouped, GroupedNumbers._fields)))
-    )
-
-    def read(name: str) -> dict[str, Array]:
-        if name in grouped:
-            return _read_grouped(name, stored.of(name, wanted.layers), leaves)
-        whole, _, number = name.partition(_FORM)
-        found = stored.of(whole, wanted.layers)
-        assert found, f"{source} has changed"
-        if number:
-            form = list(dict.fromkeys([matrix.form for matrix in found]))[int(number)]
-            found = [matrix for matrix in found if matrix.form == form]
-        return _read_bits(name, found, leaves)
-
-    def read_all() -> dict[str, Array]:
-        try:
-            with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
-                return dict(chain.from_iterable(map(dict.items, pool.map(read, [*kept, *grouped]))))
-        except OSError as error:
-            problem = f"a file cannot be read: {first_line(error)}"
-            raise CheckpointError(source, [problem]) from None
-
-    return OtherParameters(paths, read_all)
-
-
-def _read_bits(
-    name: str, found: Sequence[StoredBits], leaves: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, Array]:
-    """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
-    held = {part: leaves[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in leaves}
-    *_, num_blocks, _, width = held["words"].shape
-    arrays = {
-        part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype))
-        for part, leaf in held.items()
-        if part != "order"
-    }
-    for index, matrix in enumerate(found):
-        for first, packed in matrix.blocks(num_blocks, width):
-            for part, array in arrays.items():
-                blocks = getattr(packed, part)
-                array[index, first : first + len(blocks)] = blocks
-    if "order" in held:
-        orders = [matrix.input_order for matrix in found]
-        arrays["order"] = np.stack([order for order in orders if order is not None])
-    return {
-        f"{name}.{part}": jax.device_put(array.reshape(held[part].shape), held[part].sharding)
-        for part, array in arrays.items()
-    }
-
-
-def _read_grouped(
-    name: str, found: Sequence[StoredBits], leaves: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, Array]:
-    """The parameters of a matrix for products of XLA, or of a stack of them. Raises OSError."""
-    held = {
-        part: leaves[f"{name}.{part}"]
-        for part in GroupedNumbers._fields
-        if f"{name}.{part}" in leaves
-    }
-    arrays = {part: np.empty(leaf.shape, leaf.dtype) for part, leaf in held.items()}
-    for index, matrix in enumerate(found):
-        numbers = matrix.grouped_numbers()
-        for part, array in arrays.items():
-            array.reshape(len(found), -1)[index] = getattr(numbers, part).reshape(-1)
-    return {
-        f"{name}.{part}": jax.device_put(array, held[part].sharding)
-        for part, array in arrays.items()
-    }

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
+from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_integers
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
+from orca_jax.model.published.matrix import PublishedMatrix
 from orca_jax.values.config import Quantization
 
 
@@ -38,7 +39,7 @@ class IntegerMatrix(PublishedMatrix):
     """
 
     bits: int
-    zeros: TensorPart | None = None
+    zeros: StoredTensor | None = None
     zero_offset: int = 0
     groups: np.ndarray | None = None
 
@@ -48,7 +49,7 @@ class IntegerMatrix(PublishedMatrix):
 
     @property
     def num_groups(self) -> int:
-        return self.scales.tensor.shape[0]
+        return self.scales.shape[0]
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""

@@ -19,12 +19,12 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.layers import Linear
+from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
 from orca_jax.model.matrices.stored import (
     StoredBits,
     StoredMatrices,
     keep_bits,
-    kept_parameters,
     outputs_of,
 )
 from orca_jax.model.parameters import Wanted, first_line
@@ -44,7 +44,7 @@ def load_published(
     """Read the weights of a directory, each device its own shards. As `load_safetensors`, with the bits of files."""
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
-        others = kept_parameters(str(directory), _matrices(files, table, config), wanted)
+        others = bits_sources(str(directory), _matrices(files, table, config), wanted)
         return load_files(str(directory), files, table, config, wanted, progress, others)
 
 
@@ -97,7 +97,7 @@ def _opened(
         key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)
     }
     try:
-        found = with_published(tensors, files.descriptors, config.stored)
+        found = with_published(tensors, config.stored)
     except OSError as error:
         files.problems.append(f"the files cannot be read: {first_line(error)}")
         return files, table

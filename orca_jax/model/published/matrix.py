@@ -1,37 +1,10 @@
 """Published matrices: their tensors in open files, their sizes, and the outputs of a parameter."""
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.files.stripes import STORED_TYPES, read_exactly
-
-
-class TensorPart(NamedTuple):
-    """A tensor of an open file."""
-
-    tensor: StoredTensor
-    descriptor: int
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Some rows of a matrix, in the type of the file. Raises OSError."""
-        dtype = STORED_TYPES[self.tensor.dtype]
-        _, *columns = self.tensor.shape
-        values = np.empty((stop - start, *columns), dtype)
-        if values.size:
-            row_bytes = values[0].nbytes
-            read_exactly(self.descriptor, self.tensor.begin + start * row_bytes, values)
-        return values
-
-    def all(self) -> np.ndarray:
-        """All values. Raises OSError."""
-        values = np.empty(math.prod(self.tensor.shape), STORED_TYPES[self.tensor.dtype])
-        if values.size:
-            read_exactly(self.descriptor, self.tensor.begin, values)
-        return values.reshape(self.tensor.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,8 +21,8 @@ class PublishedMatrix:
 
     key: str
     shape: tuple[int, int]
-    numbers: TensorPart
-    scales: TensorPart
+    numbers: StoredTensor
+    scales: StoredTensor
     outputs: np.ndarray | None = None
 
     @property
@@ -70,7 +43,7 @@ class PublishedMatrix:
 
     @property
     def order(self) -> tuple[int, int]:
-        return self.numbers.descriptor, self.numbers.tensor.begin
+        return self.numbers.descriptor, self.numbers.begin
 
     @property
     def is_turned(self) -> bool:

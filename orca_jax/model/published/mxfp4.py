@@ -26,6 +26,16 @@ class Mxfp4Bits(ForLibrary):
     outputs: np.ndarray | None
 
     @property
+    def key(self) -> str:
+        """The name of the matrix."""
+        return self.matrix.key
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in the files."""
+        return self.matrix.order
+
+    @property
     def form(self) -> BitsForm:
         """The form of its numbers in memory."""
         return BitsForm(5, is_wide=True)

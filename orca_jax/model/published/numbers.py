@@ -13,10 +13,11 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import e2m1_numbers
+from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, of_ranges, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, kept_group
-from orca_jax.model.published.matrix import PublishedMatrix, TensorPart
+from orca_jax.model.published.matrix import PublishedMatrix
 
 FP4_GROUP = 16
 
@@ -76,7 +77,7 @@ class FloatMatrix(PublishedMatrix):
 
     @property
     def _is_float(self) -> bool:
-        return self.numbers.tensor.dtype == "F8_E4M3"
+        return self.numbers.dtype == "F8_E4M3"
 
     @property
     def _group(self) -> int | None:
@@ -127,7 +128,7 @@ class FloatMatrix(PublishedMatrix):
         outputs = self.block[0]
         first = start // outputs
         last = -(-stop // outputs)
-        stored = self.scales.rows(first, last) if self.scales.tensor.shape else self.scales.all()
+        stored = self.scales.rows(first, last) if self.scales.shape else self.scales.all()
         scales = stored.reshape(last - first, -1).astype(np.float32)
         return scales[np.arange(start, stop) // outputs - first]
 
@@ -141,7 +142,7 @@ class Fp4Matrix(FloatMatrix):
         is_divisor: the scale of the matrix divides.
     """
 
-    whole: TensorPart
+    whole: StoredTensor
     is_divisor: bool
 
     @property

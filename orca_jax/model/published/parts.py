@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.published.matrix import TensorPart
 
-type Parts = Mapping[str, TensorPart]
+type Parts = Mapping[str, StoredTensor]
 
 
 class Unfit(Exception):
@@ -47,7 +46,7 @@ def check_part(parts: Parts, name: str, dtypes: Sequence[str], shape: tuple[int,
 def _present(parts: Parts, name: str, dtypes: Sequence[str]) -> StoredTensor:
     if name not in parts:
         raise Unfit(f"{name} is missing")
-    tensor = parts[name].tensor
+    tensor = parts[name]
     if tensor.dtype not in dtypes:
         raise Unfit(f"{name} has the type {tensor.dtype}, and must have {' or '.join(dtypes)}")
     return tensor

@@ -11,7 +11,6 @@ from orca_jax.model.families.base import words
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES, TensorRows
 from orca_jax.model.published.integers import IntegerMatrix
-from orca_jax.model.published.matrix import TensorPart
 from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix, Fp4Matrix
 from orca_jax.model.published.parts import (
     Parts,
@@ -59,14 +58,11 @@ class Published:
     problems: list[str] = field(default_factory=list)
 
 
-def with_published(
-    tensors: Mapping[str, StoredTensor], descriptors: Mapping[str, int], form: StoredForm
-) -> Published:
+def with_published(tensors: Mapping[str, StoredTensor], form: StoredForm) -> Published:
     """The tensors of all files, with matrices in place of their parts.
 
     Args:
         tensors: those of all files.
-        descriptors: the descriptor of the open file of each.
         form: from config.json.
 
     Raises:
@@ -75,7 +71,7 @@ def with_published(
     found = Published({key: tensor for key, tensor in tensors.items() if not key.endswith(UNREAD)})
     layout = _LAYOUTS[form.layout]
     for stem, keys in _by_stem(found.tensors, layout.names).items():
-        parts = {name: TensorPart(tensors[key], descriptors[key]) for name, key in keys.items()}
+        parts = {name: tensors[key] for name, key in keys.items()}
         key = f"{stem}weight"
         try:
             matrix = layout.make(key, parts, form)
@@ -86,19 +82,19 @@ def with_published(
             continue
         for own in keys.values():
             del found.tensors[own]
-        found.tensors[key] = StoredTensor("F32", matrix.shape, matrix.order[1])
+        found.tensors[key] = parts[next(iter(parts))]._replace(dtype="F32", shape=matrix.shape)
         found.rows[key] = matrix
         bias = f"{stem}bias"
-        if _is_zero(tensors.get(bias), descriptors.get(bias, -1)):
+        if _is_zero(tensors.get(bias)):
             found.optional.add(bias)  # GPTQ writes zeros for layers without a bias
     return found
 
 
-def _is_zero(tensor: StoredTensor | None, descriptor: int) -> bool:
+def _is_zero(tensor: StoredTensor | None) -> bool:
     """True for a vector of zeros. Raises OSError."""
     if tensor is None or tensor.dtype not in DTYPES or len(tensor.shape) != 1:
         return False
-    return not TensorPart(tensor, descriptor).all().any()
+    return not tensor.all().any()
 
 
 def _by_stem(tensors: Iterable[str], names: Collection[str]) -> dict[str, dict[str, str]]:
@@ -153,7 +149,7 @@ def _by_inputs(
     )
 
 
-def _needed_zeros(matrix: IntegerMatrix) -> TensorPart | None:
+def _needed_zeros(matrix: IntegerMatrix) -> StoredTensor | None:
     """The zero points; None if all are the middle of the numbers. A group that differs ends the search."""
     for group in range(matrix.num_groups):
         if (matrix.zero_points(group, group + 1) != matrix.middle).any():
@@ -165,7 +161,7 @@ def _scaled(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | FloatMa
     stored = "weight_packed" if "weight_packed" in parts else "weight"
     if stored not in parts:
         return None
-    dtype = parts[stored].tensor.dtype
+    dtype = parts[stored].dtype
     if dtype == "U8":
         return _fp4(key, stored, parts)
     if dtype == "I32":
@@ -209,9 +205,9 @@ def _bytes(key: str, parts: Parts, form: StoredForm) -> IntegerMatrix | FloatMat
     if "weight_zero_point" in parts:
         raise Unfit("weight_zero_point beside numbers of 8 bits is not read")
     outputs, inputs = sizes_of(parts, "weight", "I8", "F8_E4M3")
-    block = _block_of(parts[name].tensor, (outputs, inputs), form)
-    is_integer = parts["weight"].tensor.dtype == "I8"
-    if is_integer and block[0] == 1 and len(parts[name].tensor.shape) == 2:
+    block = _block_of(parts[name], (outputs, inputs), form)
+    is_integer = parts["weight"].dtype == "I8"
+    if is_integer and block[0] == 1 and len(parts[name].shape) == 2:
         return ByteMatrix(
             key=key, shape=(outputs, inputs), bits=8, numbers=parts["weight"], scales=parts[name]
         )
@@ -253,7 +249,7 @@ def _fp4(key: str, stored: str, parts: Parts) -> FloatMatrix | None:
     if inputs % FP4_GROUP:
         raise Unfit(f"{inputs} inputs do not fill groups of {FP4_GROUP}")
     check_part(parts, "weight_scale", ("F8_E4M3",), (outputs, inputs // FP4_GROUP))
-    tensor = parts[whole].tensor
+    tensor = parts[whole]
     if tensor.dtype != "F32" or tensor.shape not in ((), (1,)):
         raise Unfit(f"{whole} must be one number of the type F32")
     return Fp4Matrix(

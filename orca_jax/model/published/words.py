@@ -56,7 +56,7 @@ class CompressedMatrix(IntegerMatrix):
 
     @property
     def num_groups(self) -> int:
-        return self.scales.tensor.shape[1]
+        return self.scales.shape[1]
 
     def reader(self) -> Callable[[np.ndarray], MatrixColumns]:
         def columns(outputs: np.ndarray) -> MatrixColumns:

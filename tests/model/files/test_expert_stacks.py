@@ -50,10 +50,10 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
 
 
 def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
-    tensors = {"a": StoredTensor("F32", (2, 3, 4), 100), "b": StoredTensor("F32", (5, 4), 8)}
-    found, rows = with_matrices(tensors, {"a": 7, "b": 7})
+    tensors = {"a": StoredTensor("F32", (2, 3, 4), 100, 7), "b": StoredTensor("F32", (5, 4), 8, 7)}
+    found, rows = with_matrices(tensors)
     assert (
-        found["a[1]"] == StoredTensor("F32", (3, 4), 148)
+        found["a[1]"] == StoredTensor("F32", (3, 4), 148, 7)
         and "a" not in found
         and found["b"] == tensors["b"]
     )
@@ -66,11 +66,11 @@ def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
 def test_empty_stacks_stay_whole() -> None:
     """A file of some kilobytes may claim thousands of them, each of 4,096 experts."""
     tensors = {
-        "a": StoredTensor("F32", (4096, 0, 4), 100),
-        "b_blocks": StoredTensor("U8", (4096, 2, 0, 16), 100),
+        "a": StoredTensor("F32", (4096, 0, 4), 100, 7),
+        "b_blocks": StoredTensor("U8", (4096, 2, 0, 16), 100, 7),
     }
-    tensors["b_scales"] = StoredTensor("U8", (4096, 2, 0), 100)
-    assert with_matrices(tensors, dict.fromkeys(tensors, 7)) == (tensors, {})
+    tensors["b_scales"] = StoredTensor("U8", (4096, 2, 0), 100, 7)
+    assert with_matrices(tensors) == (tensors, {})
 
 
 def write_mxfp4(folder: Path) -> tuple[Path, Path]:

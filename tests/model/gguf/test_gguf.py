@@ -21,7 +21,7 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.helpers.bundled import texts_of
 from orca_jax.helpers.gguf_file.header import read_header
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.load import load_decoder
+from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import CheckpointError, ConfigError
@@ -318,6 +318,18 @@ def test_a_missing_base_of_rotary_positions_is_that_of_llama_cpp(
     assert config.rope is not None and config.rope.theta == 10_000.0
     assert {kind.rope.theta for kind in config.layer_kinds if kind.rope is not None} == {10_000.0}
     assert config.sliding_window == (16 if architecture == "gemma3" else None)
+
+
+def test_a_part_that_changes_between_opening_and_loading(tmp_path: Path) -> None:
+    """Its tensors may lie elsewhere, so nothing is read."""
+    write(tmp_path / "parts.gguf", "qwen3", split=9)
+    first, second, *_ = sorted(tmp_path.glob("parts-*.gguf"))
+    loading = prepare_load(first, dtype="float32")
+    loading.load(mesh_of(1))
+    os.utime(second, ns=(0, 0))
+    with pytest.raises(CheckpointError, match="has changed since its header was read") as caught:
+        loading.load(mesh_of(1))
+    assert caught.value.source == str(second)
 
 
 def test_tensors_that_do_not_fit_are_listed(

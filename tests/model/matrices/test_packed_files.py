@@ -10,8 +10,8 @@ from flax import nnx
 
 from orca_jax.assembly.executor import arrange_and_pack, arrange_for
 from orca_jax.kernels.native import pack
-from orca_jax.model import shards
 from orca_jax.model.files.stripes import FileMatrix, PackedTarget, copy
+from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.load import prepare_load
 from orca_jax.values.config import DType
 from tests.kernels.native.machine import library_of, needs_library
@@ -32,8 +32,12 @@ def test_packed_matrices_are_those_of_a_loaded_decoder(
     )
     plain = loading.load(mesh_of(devices), arrange=partial(arrange_for, None, own, library))
     plain.pack(library, devices)
-    places, place = [], shards._place
-    monkeypatch.setattr(shards, "_place", lambda *args: places.append(place(*args)) or places[-1])  # type: ignore[func-returns-value]
+    places, place = [], RowSource.place
+    monkeypatch.setattr(
+        RowSource,
+        "place",
+        lambda *args: places.append(place(*args)) or places[-1],  # type: ignore[func-returns-value]
+    )
     direct = loading.load(mesh_of(devices), arrange=partial(arrange_and_pack, None, own, library))
     assert any(isinstance(each, PackedTarget) for each in places)
     for one, other in zip(

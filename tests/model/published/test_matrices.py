@@ -32,7 +32,7 @@ def opened(name: str) -> Iterator[tuple[TensorRows, np.ndarray]]:
         tensors, _ = read_header(descriptor, 2**20)
         plain = values_of(descriptor, tensors.pop("plain"))
         form = read_stored_form(config_of(path))
-        found = with_published(tensors, dict.fromkeys(tensors, descriptor), form)
+        found = with_published(tensors, form)
         assert not found.problems
         assert set(found.tensors) == {"layer.weight"}
         yield found.rows["layer.weight"], plain

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -11,13 +12,15 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from orca_jax.model import shards
 from orca_jax.model.families.base import JoinedPart
 from orca_jax.model.files import stripes
 from orca_jax.model.files.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
+from orca_jax.model.leaves import fill
+from orca_jax.model.leaves.bits import BitsLeaf, BitsPlace
 from orca_jax.model.load import prepare_load
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.transformer import Decoder
+from tests.model.published import directories
 from tests.model.reference import REFERENCE, mesh_of
 
 MODELS = {  # with joined tensors, joined tensors in groups, copies of heads, rows before the first
@@ -142,37 +145,61 @@ def test_weights_on_a_cpu_are_in_the_memory_that_was_filled(
         places.append((values.ctypes.data, values.nbytes))
         return values
 
-    monkeypatch.setattr(shards, "aligned_empty", kept)
+    monkeypatch.setattr(fill, "aligned_empty", kept)
     arrays = values_of(unstacked("llama-12-heads-3-groups", 1)).values()
     assert sorted(places) == sorted(
         (array.unsafe_buffer_pointer(), array.nbytes) for array in arrays
     )
 
 
-@pytest.mark.parametrize(("name", "devices"), [("olmo2", 4), ("gpt_neox-parallel", 2)])
-def test_stacks_for_an_accelerator_are_filled_shard_by_shard(
+@pytest.mark.parametrize(
+    ("name", "devices"), [("olmo2", 4), ("gpt_neox-parallel", 2), ("mixtral", 1)]
+)
+def test_stacks_on_an_accelerator_are_put_together_there(
     monkeypatch: pytest.MonkeyPatch, name: str, devices: int
 ) -> None:
-    """The host holds the shard that moves, and at most the begin of the next one."""
+    """The host holds the matrix that moves, and at most the next two; no stack is there as a whole."""
     expected = values_of(prepare_load(REFERENCE / name, dtype="float32").load(mesh_of(devices)))
-    monkeypatch.setattr(
-        shards._Parameter, "is_by_shard", property(lambda self: self.source.num_stacked > 0)
-    )
+    monkeypatch.setattr(fill, "_has_own_memory", lambda device: True)
+    monkeypatch.setattr(fill, "_num_threads", lambda: 1)
     held: list[int] = []
-    made: list[shards._Slab] = []
-    plain = shards._place
+    plain = fill._Stack.memory
 
-    def watched(part: shards._Filling, config: object) -> CopyTarget:
-        made.append(part.slab)
-        if part.parameter.is_by_shard:
-            held.append(len({id(slab) for slab in made if slab.values is not None}))
-        return plain(part, config)  # type: ignore[arg-type]
+    def watched(self: fill._Stack, number: int) -> list[np.ndarray]:
+        begin = self.source.num_stacked
+        made = plain(self, number)
+        assert all(len(part.shape) == len(self.shape.shape) - begin for part in made)
+        held.append(len(self.pieces))
+        return made
 
-    monkeypatch.setattr(shards, "_place", watched)
-    monkeypatch.setattr(shards, "_num_threads", lambda: 1)
+    monkeypatch.setattr(fill._Stack, "memory", watched)
     ours = values_of(prepare_load(REFERENCE / name, dtype="float32").load(mesh_of(devices)))
     assert all(np.array_equal(array, expected[path]) for path, array in ours.items())
-    assert max(held[-10:]) <= 2
+    assert all(array.sharding == expected[path].sharding for path, array in ours.items())
+    assert held and max(held) <= 3
+
+
+def test_kept_bits_of_stacks_are_put_together_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers, scales and zero points of a matrix come from one read of it."""
+    loading = prepare_load(directories.write(tmp_path, "llama", "awq")[0], dtype="float32")
+    keep = loading.keep_bits
+    assert keep is not None
+    kept = values_of(loading.load(mesh_of(2), arrange=lambda decoder: keep(decoder, None, 2)))
+    monkeypatch.setattr(fill, "_has_own_memory", lambda device: True)
+    read = Counter[str]()
+    plain = BitsLeaf.read_into
+
+    def counted(self: BitsLeaf, places: Sequence[BitsPlace]) -> int:
+        read[self.key] += 1
+        return plain(self, places)
+
+    monkeypatch.setattr(BitsLeaf, "read_into", counted)
+    ours = values_of(loading.load(mesh_of(2), arrange=lambda decoder: keep(decoder, None, 2)))
+    assert ours.keys() == kept.keys() and len(read) == 14 and max(read.values()) == 1
+    for path, array in ours.items():
+        assert array.sharding == kept[path].sharding and np.array_equal(array, kept[path]), path
 
 
 def test_vocabulary_without_padding_in_the_file() -> None:
