@@ -59,4 +59,8 @@ def test_nothing_is_cut(browser: "Browser", server: Server, width: int) -> None:
     page.locator("#decided", has_text="iteration").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("#decide").evaluate("each => each.scrollWidth <= each.clientWidth")
+    heights = page.locator("#answers tr").evaluate_all(
+        "rows => rows.map((row) => row.clientHeight)"
+    )
+    assert max(heights) < 30, "each option is one line"
     shown.context.close()
