@@ -33,7 +33,7 @@ class PlainRead(NamedTuple):
 class WordLabels(LabelFinder):
     """Labels that are words, most of them of several tokens."""
 
-    def find(self, alphabet: Alphabet, number: int) -> AnswerLabels:  # type: ignore[override]
+    def _find(self, alphabet: Alphabet, number: int) -> AnswerLabels:
         """The labels of so many options; the alphabet is not read."""
         return self._labels(_WORDS[:number])
 

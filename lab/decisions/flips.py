@@ -6,6 +6,7 @@ half of the texts in the order given, and used for the other half; the measures 
 """
 
 import argparse
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def measured(llm: LLM, labelled: LabelledSet) -> dict[str, Any]:
     draw = random.Random(1)
     places = list(range(len(labelled.options)))
     orders = [tuple(places)]
-    while len(orders) < NUM_ORDERS:
+    while len(orders) < min(NUM_ORDERS, math.factorial(len(places))):
         draw.shuffle(places)
         if tuple(places) not in orders:
             orders.append(tuple(places))

@@ -1,17 +1,17 @@
 """Every field of the types of the two official clients: honoured, ignored or refused.
 
-The types are those of openai 3.57.0 and typesafe-sdk 0.7.5; the judge of decisions holds their names to these tables.
+The types are those of openai 3.57.0 and typesafe-sdk 0.7.5, by the tables of `sdk_fields.py`.
 """
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from tests.decisions.sdk_fields import OF_OPENAI, OF_TYPESAFE, Use
 from tests.decisions.test_routes import CHOICE, PREDICATE, SCORE, SYSTEM, post, prompt_of
 
-Use = Literal["honoured", "ignored", "refused"]
 TEXT = {"type": "input_text", "text": "t"}
 BREAKPOINT = {"mode": "explicit"}
 USER = {"type": "message", "role": "user", "content": [TEXT]}
@@ -41,88 +41,11 @@ OPENAI: dict[str, Any] = {
     "questions": [PREDICATE, CHOICE, SCORE],
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
 }
-_ITEM: dict[str, Use] = {"call_id": "honoured", "id": "ignored", "status": "ignored"}
-_QUESTION: dict[str, Use] = {"type": "honoured", "name": "honoured", "instructions": "honoured"}
-OF_OPENAI: dict[str, tuple[tuple[Any, ...], dict[str, Use]]] = {
-    "call": (
-        (),
-        {
-            "input": "honoured",
-            "model": "honoured",
-            "questions": "honoured",
-            "prompt_cache_key": "ignored",
-            "prompt_cache_options": "ignored",
-            "safety_identifier": "ignored",
-        },
-    ),
-    "message": (
-        ("input", 1),
-        {"type": "honoured", "role": "honoured", "content": "honoured", "phase": "ignored"},
-    ),
-    "input text": (
-        ("input", 1, "content", 0),
-        {"type": "honoured", "text": "honoured", "prompt_cache_breakpoint": "ignored"},
-    ),
-    "input JSON": (
-        ("input", 1, "content", 1),
-        {"type": "honoured", "data": "honoured", "prompt_cache_breakpoint": "ignored"},
-    ),
-    "output text": (("input", 2, "content", 0), {"type": "honoured", "text": "honoured"}),
-    "refusal": (("input", 2, "content", 1), {"type": "honoured", "refusal": "honoured"}),
-    "function call": (
-        ("input", 3),
-        {
-            **_ITEM,
-            "type": "honoured",
-            "name": "honoured",
-            "arguments": "honoured",
-            "namespace": "ignored",
-        },
-    ),
-    "function output": (("input", 4), {**_ITEM, "type": "honoured", "output": "honoured"}),
-    "custom call": (
-        ("input", 5),
-        {
-            **_ITEM,
-            "type": "honoured",
-            "name": "honoured",
-            "input": "honoured",
-            "namespace": "ignored",
-        },
-    ),
-    "custom output": (("input", 6), {**_ITEM, "type": "honoured", "output": "honoured"}),
-    "predicate": (("questions", 0), _QUESTION),
-    "choice": (("questions", 1), {**_QUESTION, "choices": "honoured"}),
-    "option": (("questions", 1, "choices", 0), {"value": "honoured", "description": "honoured"}),
-    "score": (("questions", 2), {**_QUESTION, "levels": "honoured"}),
-    "level": (("questions", 2, "levels", 0), {"label": "honoured", "description": "honoured"}),
-    "cache options": (("prompt_cache_options",), {"mode": "ignored", "ttl": "ignored"}),
-}
-
 
 TYPESAFE: dict[str, Any] = {
     "model": "m",
     "state": "s",
     "questions": {**SYSTEM, "n": {"type": "noul", "criteria": {"true": "a", "false": "b"}}},
-}
-OF_TYPESAFE: dict[str, tuple[tuple[Any, ...], dict[str, Use]]] = {
-    "request": (
-        (),
-        {"model": "honoured", "state": "honoured", "questions": "honoured", "assets": "refused"},
-    ),
-    "noul": (
-        ("questions", "n"),
-        {"type": "honoured", "instructions": "honoured", "criteria": "honoured"},
-    ),
-    "noul criteria": (("questions", "n", "criteria"), {"true": "honoured", "false": "honoured"}),
-    "choice": (
-        ("questions", "c"),
-        {"type": "honoured", "instructions": "honoured", "criteria": "honoured"},
-    ),
-    "score": (
-        ("questions", "s"),
-        {"type": "honoured", "instructions": "honoured", "criteria": "honoured"},
-    ),
 }
 REFUSED = {
     "/v1/decisions": [
