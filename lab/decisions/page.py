@@ -14,7 +14,7 @@ type Models = Mapping[str, Mapping[str, Any]]
 def block() -> str:
     """All tables of the record, each with its command."""
     record = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return "\n".join(
+    return "".join(
         [make(record[section]) for section, make in _TABLES.items() if section in record]
     )
 
@@ -39,7 +39,7 @@ def _reference(models: Models) -> str:
 
 
 def _work(models: Models) -> str:
-    head = ("model", "tokens", "call, s", "one prompt, s", "64 chats, s", "of a prompt", "of chats")
+    head = ("model", "tokens", "call, s", "one prompt, s", "chats, s", "of a prompt", "of chats")
     rows = []
     for name, one in models.items():
         seconds = [f"{each['cpu']:.1f} ({each['wall']:.1f})" for each in one["seconds"].values()]
