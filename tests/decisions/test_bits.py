@@ -174,6 +174,8 @@ def test_of_other_types(
         settings = {"model": request.getfixturevalue("k_quants"), "tokenizer": str(DEMO)}
     asked = questions(number)
     with made(**settings) as llm:
+        if "tokenizer" in settings:
+            assert llm._built.summary.products == "native", "the bits of the file"
         wanted = bits(
             [llm.decide(STATE, [question], cache_salt=question.text)[0] for question in asked]
         )
