@@ -121,12 +121,11 @@ def sys1_figures(scores: dict[str, Any], beside: dict[str, Any]) -> dict[str, An
         }
         for name, one in scores.items()
     }
-    interference = {
-        f"{kind}, {number}": {
-            "divergence": one["mean_jsd_vs_alone"],
-            "flips": one["argmax_flip_rate"],
-        }
-        for kind, by_number in beside["by_kind"].items()
-        for number, one in by_number.items()
-    }
+    interference = {}
+    for kind, by_number in beside["by_kind"].items():
+        for number, one in by_number.items():
+            interference[f"{kind}, {number}"] = {
+                "divergence": one["mean_jsd_vs_alone"],
+                "flips": one["argmax_flip_rate"],
+            }
     return {"questions": questions, "interference": interference}

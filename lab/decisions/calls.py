@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from orca_jax import LLM, Question
@@ -11,7 +12,7 @@ from orca_jax.text.decisions.reads import Readout, reading
 from orca_jax.values.request import TokenLogprobs
 
 _THINGS = ("the boat", "the letter", "a grey horse", "the old bridge", "my neighbour", "the market")
-_DEEDS = ("came back late", "was broken by the storm", "lay still", "pleased everybody", "was lost")
+_DEEDS = ("came back late", "was broken by the storm", "lay still", "gave much joy", "was lost")
 _PLACES = ("in the harbour", "before breakfast", "on a cold morning", "after the war", "at school")
 _WORDS = (
     "delighted",
@@ -83,7 +84,7 @@ def plain_reads(call: Readout) -> list[PlainRead]:
     starts = [sum(call.num_reads[:place]) for place in range(len(call.questions))]
     prompts = [call.reads[start].prompt_ids for start in starts]
     found = zip(prompts, call.labels, strict=True)
-    return [PlainRead(prompt, [[*ids] for ids in labels.ids]) for prompt, labels in found]
+    return [PlainRead(prompt, list(map(list, labels.ids))) for prompt, labels in found]
 
 
 def scores_of(llm: LLM, calls: Sequence[Readout]) -> list[list[TokenLogprobs]]:
@@ -99,4 +100,4 @@ def scores_of(llm: LLM, calls: Sequence[Readout]) -> list[list[TokenLogprobs]]:
             if update.logprobs:
                 found[update.request_id] = update.logprobs[0]
     left = iter([found[name] for name in names])
-    return [[next(left) for _ in call.reads] for call in calls]
+    return [list(islice(left, len(call.reads))) for call in calls]

@@ -75,10 +75,10 @@ def measured(llm: LLM, labelled: LabelledSet) -> dict[str, Any]:
         draw.shuffle(places)
         if tuple(places) not in orders:
             orders.append(tuple(places))
-    asked = [
-        Question.choice(labelled.question, [labelled.options[place] for place in order])
-        for order in orders
-    ]
+    asked = []
+    for turn in orders:
+        options = [labelled.options[place] for place in turn]
+        asked.append(Question.choice(labelled.question, options))
     by_kind: dict[str, dict[str, float]] = {}
     for order in ORDERS:
         calls = [
@@ -122,5 +122,7 @@ def figures_of(answers: Sequence[Sequence[TypedAnswer]], labelled: LabelledSet) 
     """Accuracy and calibration error in the order given, and flips in the other ones."""
     given = np.array([each[0].probabilities for each in answers])
     measures = measure(given, [row.answer for row in labelled.rows])
-    flips = [first.answer != each.answer for first, *others in answers for each in others]
+    flips: list[bool] = []
+    for first, *others in answers:
+        flips += [first.answer != each.answer for each in others]
     return {"accuracy": measures.accuracy, "ece": measures.ece, "flips": float(np.mean(flips))}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ def labelled_sets(folder: Path, number: int) -> list[LabelledSet]:
     by_mood: list[list[str]] = [[], [], []]
     for text, rating in texts["tweet"]:
         by_mood[1 + (rating >= NEUTRAL) - (rating <= -NEUTRAL)].append(text)
-    by_kind = [[text for text, _ in texts[name]] for name in _SOURCES]
+    by_kind = [list(map(itemgetter(0), texts[name])) for name in _SOURCES]
     return [
         LabelledSet("tweets", "What is the mood of this tweet?", moods, _drawn(by_mood, number)),
         LabelledSet(

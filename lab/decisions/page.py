@@ -53,7 +53,9 @@ def _work(models: Models) -> str:
 
 def _flips(models: Models) -> str:
     head = ("model", "set, rows", "options", "read", "accuracy", "ECE", "flips")
-    rows = [[name, *row] for name, one in models.items() for row in rows_of(one["sets"])]
+    rows: list[list[str]] = []
+    for name, one in models.items():
+        rows += [[name, *row] for row in rows_of(one["sets"])]
     return _with("Public texts", "flips", table(head, rows), models)
 
 

@@ -10,11 +10,12 @@ import json
 import math
 import random
 import subprocess
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lab.decisions.calls import plain_reads, question, readout, scores_of, state
-from lab.decisions.record import add_save, finish
+from lab.decisions.record import ROOT, add_save, finish
 from orca_jax import LLM
 from orca_jax.flags import add_number
 from orca_jax.helpers.bundled import model_directory
@@ -22,7 +23,7 @@ from orca_jax.text.decisions.reads import Readout, TypedAnswer, softmax
 from orca_jax.values.errors import OrcaError
 
 MOST_APART = 1e-5
-_CHILD = Path(__file__).with_name("reference_child.py")
+_CHILD = ROOT / "lab" / "peers" / "programs" / "label_scores.py"
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,8 @@ def make_calls(llm: LLM, number: int) -> list[Readout]:
 
 def by_transformers(python: str, path: Path, calls: list[Readout]) -> dict[str, Any]:
     """The scores of the reference, a list for each question. Raises OrcaError if it ends with an error."""
-    asked = [read._asdict() for call in calls for read in plain_reads(call)]
+    reads = chain.from_iterable(map(plain_reads, calls))
+    asked = [read._asdict() for read in reads]
     done = subprocess.run(
         [python, str(_CHILD), str(path)],
         input=json.dumps(asked),

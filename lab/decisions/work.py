@@ -76,13 +76,10 @@ def state_of(tokens: int, count: Callable[[str], int]) -> str:
 
 def ratios(found: dict[str, list[Spent]]) -> dict[str, Any]:
     """The medians of all kinds of calls, and their ratios."""
-    medians = {
-        kind: {
-            "wall": statistics.median([each.wall for each in spent]),
-            "cpu": statistics.median([each.cpu for each in spent]),
-        }
-        for kind, spent in found.items()
-    }
+    medians = {}
+    for kind, spent in found.items():
+        walls, cpus = zip(*spent, strict=True)
+        medians[kind] = {"wall": statistics.median(walls), "cpu": statistics.median(cpus)}
     result: dict[str, Any] = {"seconds": medians}
     for other in ("prompt", "chats"):
         for clock in ("wall", "cpu"):

@@ -105,7 +105,7 @@ def fields_of_both_clients_are_in_the_tables(s: Subject) -> None:
     bodies = [
         each for each in models if re.search("Question$|Request|Criteria|^Asset", each.__name__)
     ]
-    named = {name for each in bodies for name in each.model_fields} - {"root"}
+    named: set[str] = set().union(*[each.model_fields for each in bodies]) - {"root"}
     expect(named == names_of("typesafe"), f"{sorted(named ^ names_of('typesafe'))}")
 
 

@@ -44,7 +44,7 @@ class Subject:
         }
 
     def langchain(self) -> Any:
-        """LangChain's class."""
+        """The class of LangChain with the address and the key."""
         return OpenAIDecisions(
             model=self.settings.model,
             api_key=self.settings.api_key,

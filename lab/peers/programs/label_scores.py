@@ -1,6 +1,6 @@
-"""The log probabilities of labels by transformers, in an environment of its own: a child of `reference.py`.
+"""The log probabilities of labels by transformers, in an environment of its own: for `lab/decisions/reference.py`.
 
-    python reference_child.py FILE < calls.json > scores.json
+    python label_scores.py FILE < calls.json > scores.json
 
 FILE is a GGUF file, dequantised to float32. Each question has a prompt and labels, in ids; its answer is the log
 probability of each label after the prompt, the sum over its tokens, in float64.
