@@ -23,6 +23,18 @@ COMMANDS = {
     "control": Command(
         "lab.control_plane", "plans to another process by ZeroMQ and by a collective"
     ),
+    "decisions_benches": Command(
+        "lab.decisions.benches", "jevbench and sys1bench against a server with a real model"
+    ),
+    "decisions_flips": Command(
+        "lab.decisions.flips", "flips and calibration errors of decisions on public texts"
+    ),
+    "decisions_reference": Command(
+        "lab.decisions.reference", "probabilities of decisions beside those of transformers"
+    ),
+    "decisions_work": Command(
+        "lab.decisions.work", "time of many questions beside one prompt, and beside chats"
+    ),
     "files": Command("lab.peers.files", "speed beside llama.cpp on the same GGUF files"),
     "fit": Command(
         "lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"

@@ -73,6 +73,13 @@ JUDGES: Mapping[str, Judge] = {
     "decisions": Judge(
         "decisions/judge_decisions.py", "decisions", flags=(*TALKS, "--max-model-len", "16384")
     ),
+    "decision-libraries": Judge(
+        "decisions/judge_libraries.py",
+        "decision-libraries",
+        flags=TALKS,
+        variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
+    "decision-packages": Judge("decisions/judge_packages.mjs", "decisions", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.
     "schemathesis": Judge(

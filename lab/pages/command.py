@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, workers
+from lab.decisions import page as decisions_page
 from lab.pages import support
 from lab.pages.markdown import Page, wide_table
 from lab.peers import files_page
@@ -31,7 +32,16 @@ from orca_jax.serve.openapi import openapi_document
 from orca_jax.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "shelf")
+_DOCS = (
+    "benchmarks",
+    "comparison",
+    "flags",
+    "paper",
+    "peers",
+    "serving",
+    "shelf",
+    "typed_decisions",
+)
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -97,6 +107,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "claims": blocks.claims,
     "commands": support.commands,
     "control": control_plane.block,
+    "decisions": decisions_page.block,
     "errors": blocks.errors,
     "held_out": held_out,
     "later": blocks.later,

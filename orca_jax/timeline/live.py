@@ -23,6 +23,9 @@ class LiveArrival:
     at: float  # seconds, on the engine's clock
     prompt: int  # tokens
     max_tokens: int
+    # of a read of decisions, as in `Arrival`
+    call: int | None = None
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class LiveTimeline(TimelineWriter):
             request.arrival,
             len(request.prompt_ids),
             request.params.max_tokens,
+            self._calls.first_of(request),
+            request.params.shared_tokens,
         )
 
     def _end(self, request: Request, now: float, reason: FinishReason) -> LiveEnd:

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.rows import joined, row_members
 from orca_jax.timeline.spans import Span, request_spans
 
 KINDS = ("chunk", "increment", "repeat", "waiting", "preempted")
@@ -26,9 +27,11 @@ def page_data(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> dict[
         times: those of `token_times`.
     """
     spans = {n: drawn_spans(each) for n, each in request_spans(timeline).items()}
+    members = row_members(timeline.arrivals)
+    rows = {n: joined([spans[each] for each in reads]) for n, reads in members.items()}
     return {
         "iterations": _iterations(timeline, spans),
-        "requests": _requests(timeline, spans, times),
+        "requests": [_row(timeline, reads, rows[n], times) for n, reads in members.items()],
     }
 
 
@@ -77,35 +80,42 @@ def _tokens_of(kind: str, count: int, spans: Mapping[int, list[Span]]) -> list[i
     return tokens
 
 
-def _requests(
-    timeline: Timeline, spans: Mapping[int, list[Span]], times: Mapping[int, Sequence[float]]
-) -> list[dict[str, Any]]:
+def _row(
+    timeline: Timeline,
+    members: Sequence[int],
+    spans: Sequence[Span],
+    times: Mapping[int, Sequence[float]],
+) -> dict[str, Any]:
+    """A request, or the reads of a call together: the state once, and all questions."""
     begin = timeline.origin
-    requests = []
-    for n, arrival in timeline.arrivals.items():
-        numbers: list[int] = []
-        for each in spans[n]:
-            numbers += [KINDS.index(each.kind), each.first, each.last, each.start, each.tokens]
-        request: dict[str, Any] = {
-            "n": n,
-            "id": arrival.request_id,
-            "prompt": arrival.prompt,
-            "limit": arrival.max_tokens,
-            "arrival": _micros(arrival.at - begin),
-            "first": None,
-            "answer": None,
-            "reason": None,
-            "generated": None,
-            "cached": 0,
-            "spans": numbers,
-        }
-        if times.get(n):
-            request["first"] = _micros(times[n][0] - begin)
-        if (end := timeline.ends.get(n)) is not None:
-            request["answer"] = _micros(end.at - begin)
-            request |= {"reason": end.reason, "generated": end.generated, "cached": end.cached}
-        requests.append(request)
-    return requests
+    arrivals = [timeline.arrivals[n] for n in members]
+    arrival = arrivals[0]
+    numbers: list[int] = []
+    for each in spans:
+        numbers += [KINDS.index(each.kind), each.first, each.last, each.start, each.tokens]
+    row: dict[str, Any] = {
+        "n": arrival.n,
+        "id": arrival.request_id,
+        "reads": len(members),
+        "prompt": sum([each.prompt for each in arrivals]) - arrival.shared * (len(members) - 1),
+        "limit": sum([each.max_tokens for each in arrivals]),
+        "arrival": _micros(arrival.at - begin),
+        "first": None,
+        "answer": None,
+        "reason": None,
+        "generated": None,
+        "cached": 0,
+        "spans": numbers,
+    }
+    if all([times.get(n) for n in members]):
+        row["first"] = _micros(max([times[n][0] for n in members]) - begin)
+    ends = [timeline.ends[n] for n in members if n in timeline.ends]
+    if len(ends) == len(members):
+        last = max(ends, key=lambda end: end.at)
+        row["answer"] = _micros(last.at - begin)
+        generated = sum([end.generated for end in ends])
+        row |= {"reason": last.reason, "generated": generated, "cached": ends[0].cached}
+    return row
 
 
 def _micros(seconds: float) -> int:

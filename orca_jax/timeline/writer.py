@@ -23,6 +23,7 @@ from orca_jax.sched.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Held
+from orca_jax.timeline.reads import ReadCalls
 from orca_jax.values.config import CacheConfig, EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import FinishReason, RequestUpdate
@@ -63,6 +64,8 @@ class Arrival:
     predicted: float = 0.0  # predicted tokens to generate
     # (position, tokens) of the vector spans of the prompt
     spans: tuple[tuple[int, int], ...] = ()
+    call: int | None = None  # of a read of decisions: the number of the first read of its call
+    shared: int = 0  # tokens of the prompt that all reads of the call begin with
 
 
 @dataclass(slots=True)
@@ -199,6 +202,7 @@ class TimelineWriter(Observer):
         # not in the file, and not Python's hash seed, which a user may set
         self._secret = secrets.token_bytes(32)
         self._requests: dict[str, Request] = {}  # until the last update of each
+        self._calls = ReadCalls()
         self._preempted: list[int] = []  # for the next iteration
         self._in_flight: deque[IterationRecord] = deque()
         self._current: IterationRecord | None = None  # collected in this step
@@ -229,6 +233,8 @@ class TimelineWriter(Observer):
             deadline=urgency.deadline,
             predicted=request.predicted_output,
             spans=tuple([(span.place, span.length) for span in spans_of(request.prompt_ids)]),
+            call=self._calls.first_of(request),
+            shared=request.params.shared_tokens,
         )
 
     def selecting(self) -> None:

@@ -1,15 +1,22 @@
 """A decision has the same bits alone, together, beside other requests, from the cache and under every scheduler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orca_jax import LLM, Question, SamplingParams
-from orca_jax.text.decisions.reads import TypedAnswer
+from orca_jax.assembly.engine import build_engine
+from orca_jax.engine import Engine
+from orca_jax.text.decisions.reads import Readout, TypedAnswer
+from orca_jax.values.request import Urgency
+from tests.decisions.k_quants import DEMO, write_k_quants
+from tests.kernels.native.machine import library_of
 from tests.programs import compiled_late, compiled_with
 
 STATE = "The little dog was happy. It ran to the big tree and found a red ball under it. " * 4
+NUM = 64
 WORDS = ("dog", "tree", "ball", "sun", "boy", "girl", "cat", "house")
 pytestmark = pytest.mark.usefixtures("quick_compiles", "compiled_when_used")
 
@@ -30,7 +37,7 @@ def questions(number: int) -> list[Question]:
 
 def made(**settings: Any) -> LLM:
     sizes = {"max_num_seqs": 16, "max_model_len": 512, "progress": False}
-    return LLM("demo", **{"dtype": "float32", **sizes, **settings})
+    return LLM(**{"model": "demo", "dtype": "float32", **sizes, **settings})
 
 
 def bits(decisions: Sequence[TypedAnswer]) -> list[tuple[tuple[float, ...], float]]:
@@ -51,9 +58,13 @@ def alone(llm: LLM) -> list[tuple[tuple[float, ...], float]]:
     return bits(
         [
             llm.decide(STATE, [question], cache_salt=str(index))[0]
-            for index, question in enumerate(questions(24))
+            for index, question in enumerate(questions(NUM))
         ]
     )
+
+
+def reading_of(llm: LLM) -> Readout:
+    return llm._decision_texts.reading(STATE, questions(NUM), "given", 1.0, None, None)
 
 
 def add_company(llm: LLM, number: int) -> None:
@@ -64,7 +75,7 @@ def add_company(llm: LLM, number: int) -> None:
 
 
 def test_together_in_another_order_and_from_the_cache(llm: LLM, alone: list[Any]) -> None:
-    asked = questions(24)
+    asked = questions(NUM)
     assert bits(llm.decide(STATE, asked)) == alone
     assert bits(llm.decide(STATE, asked)) == alone, "from the cache"
     assert bits(llm.decide(STATE, asked[::-1], cache_salt="other")) == alone[::-1]
@@ -72,7 +83,7 @@ def test_together_in_another_order_and_from_the_cache(llm: LLM, alone: list[Any]
 
 def test_beside_other_requests(llm: LLM, alone: list[Any]) -> None:
     add_company(llm, 32)
-    assert bits(llm.decide(STATE, questions(24), cache_salt="company")) == alone
+    assert bits(llm.decide(STATE, questions(NUM), cache_salt="company")) == alone
     while llm.engine.has_work:
         llm.engine.step()
 
@@ -90,38 +101,85 @@ def test_beside_other_requests(llm: LLM, alone: list[Any]) -> None:
 def test_under_other_schedulers_and_budgets(settings: dict[str, Any], alone: list[Any]) -> None:
     with made(**settings) as llm:
         add_company(llm, 12)
-        assert bits(llm.decide(STATE, questions(24))) == alone
+        assert bits(llm.decide(STATE, questions(NUM))) == alone
         llm.engine.pool.check_integrity()
+
+
+def run_reads(
+    engine: Engine, reading: Readout, urgencies: Sequence[Urgency], after_step: Callable[[], None]
+) -> list[tuple[tuple[float, ...], float]]:
+    """Run the reads of a call, with an urgency for each, in an engine without `LLM`."""
+    names = [f"read {index}" for index in range(len(reading.reads))]
+    for name, read, urgency in zip(names, reading.reads, urgencies, strict=True):
+        params = read.params(reading.shared, "")
+        engine.add_request(name, read.prompt_ids, params, urgency=urgency)
+    updates = []
+    while engine.has_work:
+        updates += engine.step()
+        after_step()
+        engine.pool.check_integrity()
+    scores = {update.request_id: update.logprobs for update in updates if update.logprobs}
+    return bits(reading.decisions([scores[name][0] for name in names]))
+
+
+@pytest.mark.parametrize("policy", ["fair", pytest.param("deadline", marks=pytest.mark.slow)])
+def test_of_many_callers(policy: str, llm: LLM, alone: list[Any]) -> None:
+    """Reads of one call that take turns with each other, and with requests of other callers."""
+    reading = reading_of(llm)
+    config = replace(llm.timeline_header.config, scheduling_policy=policy)
+    with build_engine(replace(config, max_num_batched_tokens=200)) as built:
+        for index in range(12):
+            params = SamplingParams(max_tokens=20 + index, temperature=1.0, seed=index)
+            prompt = list(range(20, 60 + 3 * index))
+            urgency = Urgency(tenant=str(index % 3), deadline=float(1 + index))
+            built.engine.add_request(f"other {index}", prompt, params, urgency=urgency)
+        urgencies = [Urgency(tenant=str(n % 4), deadline=60.0 - n % 7) for n in range(NUM)]
+        assert run_reads(built.engine, reading, urgencies, lambda: None) == alone
 
 
 def test_after_a_preemption(alone: list[Any]) -> None:
     """The read that computes the state loses its pages, and so do reads that have begun with them."""
     with made(max_num_batched_tokens=32) as llm:
-        reading = llm._decision_texts.reading(STATE, questions(24), "given", 1.0, None, None)
-        names = [f"read {index}" for index in range(24)]
-        for name, read in zip(names, reading.reads, strict=True):
-            llm.engine.add_request(name, read.prompt_ids, read.params(reading.shared, ""))
         pool = llm.engine.pool
-        updates = []
-        while llm.engine.has_work:
-            updates += llm.engine.step()
+
+        def preempt() -> None:
             if pool.num_plans % 4 == 3 and pool.num_preemptions < 8:
                 for request in [*pool.running.values()]:
                     pool.preempt(request)
-            pool.check_integrity()
+
+        assert run_reads(llm.engine, reading_of(llm), [Urgency()] * NUM, preempt) == alone
         assert pool.num_preemptions >= 8
-        scores = {update.request_id: update.logprobs for update in updates}
-        assert bits(reading.decisions([scores[name][0] for name in names])) == alone
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
-def test_of_other_types(settings: dict[str, Any]) -> None:
-    asked = questions(12)
+@pytest.fixture(scope="module")
+def k_quants(tmp_path_factory: pytest.TempPathFactory) -> str:
+    library_of()
+    return str(write_k_quants(tmp_path_factory.mktemp("k_quants") / "demo.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"model": "k_quants"}, 12),
+        pytest.param({"model": "k_quants"}, NUM, marks=pytest.mark.slow),
+        pytest.param({"dtype": "bfloat16"}, NUM, marks=pytest.mark.slow),
+        pytest.param({"quantization": "int4"}, NUM, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_of_other_types(
+    settings: dict[str, Any], number: int, request: pytest.FixtureRequest
+) -> None:
+    if settings.get("model") == "k_quants":
+        settings = {"model": request.getfixturevalue("k_quants"), "tokenizer": str(DEMO)}
+    asked = questions(number)
     with made(**settings) as llm:
+        if "tokenizer" in settings:
+            assert llm._built.summary.products == "native", "the bits of the file"
         wanted = bits(
             [llm.decide(STATE, [question], cache_salt=question.text)[0] for question in asked]
         )
-        add_company(llm, 20)
+        assert len(set(wanted)) > number // 2, "questions differ"
+        add_company(llm, 32)
         assert bits(llm.decide(STATE, asked)) == wanted
-        assert bits(llm.decide(STATE, asked[::-1])) == wanted[::-1]
+        assert bits(llm.decide(STATE, asked[::-1])) == wanted[::-1], "from the cache"

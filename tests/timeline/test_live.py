@@ -68,7 +68,9 @@ def test_lines_have_numbers_and_no_names() -> None:
     lines = lab.watch()
     lab.add("a-secret-name", 3, 4)
     lab.run()
-    assert of_kind(lines, "arrival")[0].keys() == {"n", "at", "prompt", "max_tokens"}
+    assert of_kind(lines, "arrival")[0].keys() == {
+        *("n", "at", "prompt", "max_tokens", "call", "shared")
+    }
     assert of_kind(lines, "end")[0].keys() == {"n", "at", "reason", "generated"}
     assert "secret" not in json.dumps(lines)
 

@@ -217,6 +217,8 @@ def test_the_file_has_neither_ids_nor_names_of_tenants(tmp_path: Path) -> None:
             "deadline",
             "predicted",
             "spans",
+            "call",
+            "shared",
         }
     ] * 2
     assert [arrival["prompt"] for arrival in arrivals] == [4, 2], "counts, not ids"

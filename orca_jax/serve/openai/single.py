@@ -24,6 +24,7 @@ class SingleJob[T]:
         deadlines: those of the call.
         read: the result in the last update of a request; None: it has none.
         prompt_param: the field of the call with the prompts.
+        count_param: the field that makes several requests.
     """
 
     id: str
@@ -32,6 +33,7 @@ class SingleJob[T]:
     deadlines: Deadlines
     read: Callable[[RequestUpdate], T | None]
     prompt_param: str = "input"
+    count_param: str = "input"
 
 
 @dataclass
@@ -67,7 +69,10 @@ async def run[T](service: Service, job: SingleJob[T], receive: Receive) -> Finis
             version = call.weight_version
     except LinkError as error:
         _end_all(records.values(), error)
-        raise api_error(error, service.config.overload_status) from None
+        refusal = api_error(error, service.config.overload_status)
+        names = {"n": job.count_param, "prompt": job.prompt_param}
+        refusal.param = names.get(refusal.param or "", refusal.param)
+        raise refusal from None
     except BaseException as error:
         _end_all(records.values(), error)
         raise

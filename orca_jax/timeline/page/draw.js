@@ -8,8 +8,8 @@ const THIN_ROW = 4; // below this height, rows have no room for different shapes
 export const MIN_ROW = 3;
 const NUM_COLORS = 6;
 
-/** The name of a request and the index of its colour, from its number. */
-export const lookOf = (n) => ({ label: `#${n}`, color: n % NUM_COLORS });
+/** The name of a row and the index of its colour, from the number of its request, or of its first one of several. */
+export const lookOf = (n, count = 1) => ({ label: count > 1 ? `${count}x#${n}` : `#${n}`, color: n % NUM_COLORS });
 
 /** A function that lets `draw` run in the next frame, once for all calls before it. */
 export function inNextFrame(draw) {

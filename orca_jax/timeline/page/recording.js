@@ -43,7 +43,7 @@ class Recording {
     }
     const last = spans.at(-1)?.last ?? -1;
     const end = request.reason === null || last < 0 ? null : last;
-    return { ...request, spans, from: spans[0]?.first ?? 0, to: last, end, open: null, ...lookOf(request.n) };
+    return { ...request, spans, from: spans[0]?.first ?? 0, to: last, end, open: null, ...lookOf(request.n, request.reads) };
   }
 
   /** The requests that live in some of the columns. */

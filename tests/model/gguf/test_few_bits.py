@@ -33,11 +33,11 @@ from tests.model.reference import REFERENCE, logits, mesh_of
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 
 
-def random_blocks(name: str, outputs: int, inputs: int) -> np.ndarray:
-    """The bytes of a tensor [O, bytes] with random numbers, scales and minima."""
+def random_blocks(name: str, outputs: int, inputs: int, most: float = 2.0) -> np.ndarray:
+    """The bytes of a tensor [O, bytes] with random numbers, and scales and minima between -`most` and `most`."""
     draw, (values, num_bytes) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[Kind[name]]
     blocks = draw.integers(0, 256, (outputs, inputs // values, num_bytes), np.uint8)
-    factors = draw.uniform(-2, 2, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
+    factors = draw.uniform(-most, most, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
     begin = 208 if name == "Q6_K" else 0
     end = begin + (4 if BLOCK_KINDS[name].form.has_minima else 2)
     blocks[..., begin:end] = factors[..., : end - begin]

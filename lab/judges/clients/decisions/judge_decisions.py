@@ -1,6 +1,8 @@
 """Decisions: the clients of OpenAI and of TypeSafe, and each requirement of jevcompat."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -9,9 +11,11 @@ from typing import Any
 
 import openai
 import typesafe_sdk
+from typesafe_sdk._schemas import models as typesafe_models
 
 from lab.judges.clients import checks
 from lab.judges.clients.checks import Settings, catch, expect
+from tests.decisions.sdk_fields import names_of
 
 QUESTIONS: list[Any] = [
     {"type": "predicate", "name": "broken", "instructions": "Broken?"},
@@ -88,6 +92,23 @@ def typesafe_answers(s: Subject) -> None:
     expect(answer.choices["team"].choice in ("x", "y"), f"{answer}")
 
 
+def fields_of_both_clients_are_in_the_tables(s: Subject) -> None:
+    found = set()
+    modules = [name for name in sys.modules if re.match(r"openai\.types\..*decision_", name)]
+    for module in [sys.modules[name] for name in modules]:
+        for each in vars(module).values():
+            if inspect.isclass(each) and each.__module__ == module.__name__:
+                found |= {*getattr(each, "__annotations__", {})}
+    asked = {name for name in found if not name.startswith("_")}
+    expect(asked == names_of("openai"), f"{sorted(asked ^ names_of('openai'))}")
+    models: list[Any] = [each for each in vars(typesafe_models).values() if inspect.isclass(each)]
+    bodies = [
+        each for each in models if re.search("Question$|Request|Criteria|^Asset", each.__name__)
+    ]
+    named: set[str] = set().union(*[each.model_fields for each in bodies]) - {"root"}
+    expect(named == names_of("typesafe"), f"{sorted(named ^ names_of('typesafe'))}")
+
+
 def jevcompat(s: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -100,7 +121,8 @@ def jevcompat(s: Subject) -> None:
 
 
 CHECKS = [
-    openai_answers, openai_fields, openai_errors, same_bits_again, typesafe_answers, jevcompat,
+    openai_answers, openai_fields, openai_errors, same_bits_again, typesafe_answers,
+    fields_of_both_clients_are_in_the_tables, jevcompat,
 ]  # fmt: skip
 
 

@@ -107,7 +107,15 @@ async def prepare(
         for read in readout.reads
     ]
     deadlines = Deadlines(fields.queue_timeout, fields.timeout)
-    job = SingleJob(asked.id, asked.endpoint, submits, deadlines, scores_in, asked.state_param)
+    job = SingleJob(
+        asked.id,
+        asked.endpoint,
+        submits,
+        deadlines,
+        scores_in,
+        asked.state_param,
+        asked.questions_param,
+    )
     return DecisionJob(asked, readout, job)
 
 

@@ -61,7 +61,8 @@ async def prepare(
         for read in reads
     ]
     deadlines = Deadlines(call.queue_timeout, call.timeout)
-    job = SingleJob(new_id(call, name, "score"), endpoint, submits, deadlines, scores_in, "items")
+    name = new_id(call, name, "score")
+    job = SingleJob(name, endpoint, submits, deadlines, scores_in, "items", "items")
     return ScoreJob(job, shared + sum([len(prompt) - shared for prompt in prompts]))
 
 

@@ -110,7 +110,10 @@ DECISION: UnusedFields = {
 }
 CALLS: UnusedFields = {name: COMMON[name] for name in _OF_CALLS}
 RERANK: UnusedFields = {**CALLS, **_rows(_TABLES["rerank"])}
-SYSTEM: UnusedFields = {name: DECISION[name] for name in (*_OF_CALLS, "images", "joint")}
+SYSTEM: UnusedFields = {
+    **{name: DECISION[name] for name in (*_OF_CALLS, "images", "joint")},
+    **_rows(_TABLES["system"]),
+}
 RESPONSES: UnusedFields = {
     **{name: COMMON[name] for name in _OF_AGENTS},
     **_rows(_TABLES["responses"]),

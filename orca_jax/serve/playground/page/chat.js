@@ -51,6 +51,8 @@ export class Chat {
   }
 
   setMode(mode) {
+    document.body.dataset.mode = mode;
+    if (mode === "decide") return; // the conversations stay behind it
     this.mode = mode;
     this.forgetCleared();
     const [label, hint] = LABELS[mode];

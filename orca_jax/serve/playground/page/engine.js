@@ -5,6 +5,7 @@ import { Chart } from "./chart.js";
 import { announce, copy, download, element, find } from "./dom.js";
 import { drawBatch, drawChart, inNextFrame, LABEL, layoutOf, lookOf, MIN_ROW, prepare, readTheme } from "./draw.js";
 import { pictureOf } from "./picture.js";
+import { callOf, grouped, joined } from "./reads.js";
 import { evenScale } from "./scale.js";
 import { IterationStream } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -16,7 +17,7 @@ const TEXT_MS = 250; // between two updates of the figures
 const SUMMARY_MS = 3000; // between two updates for screen readers
 const RATE_SECONDS = 2;
 const TABLE_ROWS = 200;
-const RATE_TRIES = 8; // every TEXT_MS
+const TRIES = 8; // every TEXT_MS
 const NUMBERED_ROW = 9; // pixels of a row whose number can be read
 const CHART_EDGES = 20; // pixels of a chart beside its rows
 
@@ -124,7 +125,7 @@ export class EngineView {
     if (this.chart.chosen?.column < first) this.chart.choose(null); // it has left the live chart
     const until = comparison ? comparison.until : next;
     const view = { scale: evenScale(first, width / count, label), from: first, until, end: comparison?.end };
-    this.chart.draw(target, requests.map(rowOf), view, this.theme);
+    this.chart.draw(target, grouped(requests).map(rowOf), view, this.theme);
   }
 
   /** The requests of the live chart: first those that run or have just ended, then those that wait. */
@@ -218,11 +219,12 @@ export class EngineView {
   }
 
   cellText({ n, column }) {
-    const request = this.timeline.requests.get(n);
-    const where = `Request ${n}, iteration ${this.numberOf(column) ?? "?"}: `;
-    const { open, spans } = request ? rowOf(request) : { spans: [] };
+    const requests = [...this.timeline.requests.values()].filter((each) => each.call === n);
+    const name = requests.length > 1 ? `Reads of call ${n}` : `Request ${n}`;
+    const where = `${name}, iteration ${this.numberOf(column) ?? "?"}: `;
+    const { open, spans, end } = requests.length ? rowOf(requests) : { spans: [], end: null };
     const span = open && open.first <= column ? open : spans.find((each) => each.first <= column && column <= each.last);
-    const isOver = request && request.end !== null && column > request.end;
+    const isOver = end !== null && column > end;
     return where + (isOver ? "ended before" : spanText(span, column));
   }
 
@@ -244,16 +246,29 @@ export class EngineView {
     return this.timeline.numArrived;
   }
 
-  /** Tokens per second of the newest request with these counts since `since`; null if the engine tells of none soon. */
-  async rateOf({ prompt_tokens: prompt, completion_tokens: generated }, since) {
-    for (let i = 0; i < RATE_TRIES; i++) {
-      const found = [...this.timeline.requests.values()].findLast((each) => {
-        return each.n >= since && each.prompt === prompt && each.generated >= generated && each.state === "ended";
-      });
-      if (found) return found.rate;
+  /** What `look` finds in the timeline; null if the engine does not tell soon. */
+  async soon(look) {
+    for (let i = 0; i < TRIES; i++) {
+      const found = look([...this.timeline.requests.values()]);
+      if (found) return found;
       await new Promise((resolve) => setTimeout(resolve, TEXT_MS));
     }
     return null;
+  }
+
+  /** Tokens per second of the newest request with these counts since `since`; null if the engine tells of none soon. */
+  async rateOf({ prompt_tokens: prompt, completion_tokens: generated }, since) {
+    const isIt = (each) => each.n >= since && each.prompt === prompt && each.generated >= generated && each.state === "ended";
+    return (await this.soon((requests) => requests.findLast(isIt)))?.rate ?? null;
+  }
+
+  /** The iterations in which the reads of a call ended, [{iteration, count}]; null as in `callOf`. */
+  async endsOf(tokens, since) {
+    const reads = await this.soon((requests) => callOf(requests, since, tokens));
+    const counts = new Map();
+    for (const { end } of reads ?? []) counts.set(end, (counts.get(end) ?? 0) + 1);
+    const ends = [...counts].sort(([one], [other]) => one - other);
+    return reads && ends.map(([end, count]) => ({ iteration: this.numberOf(end), count }));
   }
 
   compare() {
@@ -277,7 +292,7 @@ export class EngineView {
 
   savePicture() {
     const { burst, settings, theme } = this;
-    const rows = burst.requests.map(rowOf);
+    const rows = grouped(burst.requests).map(rowOf);
     const { until, end } = burst.view();
     const drawLive = (target, scale) => drawChart(target, rows, { scale, until, end, layout: layoutOf(target, rows.length), cursor: null }, theme);
     const machine = settings.machine ? ` on ${settings.machine}` : "";
@@ -288,13 +303,16 @@ export class EngineView {
 
 const textOf = (iteration) => batchText(iteration.iteration, iteration.tokens, iteration.members);
 
-function rowOf(request) {
-  const isOpen = request.state === "waiting" || request.state === "preempted";
+/** A row of one request, or of the reads of a call. */
+function rowOf(requests) {
+  const [first] = requests;
+  const isOpen = requests.every(({ state }) => state === "waiting" || state === "preempted");
+  const hasEnded = requests.every(({ state }) => state === "ended");
   return {
-    n: request.n,
-    ...lookOf(request.n),
-    spans: request.spans,
-    open: isOpen ? { kind: request.state, first: request.since } : null,
-    end: request.state === "ended" ? request.end : null,
+    n: first.call,
+    ...lookOf(first.call, requests.length),
+    spans: joined(requests.map(({ spans }) => spans)),
+    open: isOpen ? { kind: first.state, first: first.since } : null,
+    end: hasEnded ? Math.max(...requests.map(({ end }) => end)) : null,
   };
 }

@@ -2,6 +2,7 @@
 
 import { Failure, NoKey } from "./api.js";
 import { Chat, loadSettings } from "./chat.js";
+import { Decide } from "./decide.js";
 import { find, isSend, segments } from "./dom.js";
 import { EngineView } from "./engine.js";
 import { showParameters } from "./parameters.js";
@@ -77,5 +78,6 @@ document.title = `${settings.model}: orca-jax playground`;
 showParameters(settings);
 engine = new EngineView(settings, (state) => showState(state, state === "no connection"));
 new Chat(settings, engine);
+new Decide(engine);
 if (location.hash) find("panes").querySelector("[data-pane=engine]").click(); // a link to a burst
 if (matchMedia("(hover: hover)").matches) find("input").focus(); // a touch keyboard would cover the page

@@ -6,6 +6,8 @@ const NO_RATES = { tokens: 0, device: 0, host: 0 };
 class Request {
   constructor(n, prompt, limit, column) {
     this.n = n;
+    this.call = n; // of reads of decisions: the number of the first read of the call
+    this.shared = 0; // tokens that these reads begin with
     this.prompt = prompt; // tokens; null if the request came before the watch and was not listed
     this.limit = limit; // most generated tokens
     this.state = "waiting"; // waiting, running, preempted, ended
@@ -103,8 +105,10 @@ export class Timeline {
     }
   }
 
-  takeArrival({ n, prompt, max_tokens }) {
-    this.onArrival(this.add(n, prompt, max_tokens));
+  takeArrival({ n, prompt, max_tokens, call, shared }) {
+    const request = this.add(n, prompt, max_tokens);
+    Object.assign(request, { call: call ?? n, shared: shared ?? 0 });
+    this.onArrival(request);
   }
 
   takeIteration(record) {
