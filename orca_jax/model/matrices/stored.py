@@ -7,7 +7,7 @@ numbers when it is loaded: packed for the library in C, or with their scales for
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flax import nnx
@@ -24,6 +24,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
 
 
+@runtime_checkable
 class StoredBits(Protocol):
     """A matrix of few bits in files."""
 

@@ -1,8 +1,9 @@
 """Leaves that are arrays of trees: those of checkpoints, and those in memory."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from orca_jax.model.parameters import (
     num_copies,
     split_layer,
 )
-from orca_jax.model.trees.views import PendingRead, Taken, View
+from orca_jax.model.trees.views import PendingRead, Stored, Taken, View
 from orca_jax.values.config import ModelConfig
 
 
@@ -62,8 +63,8 @@ class ViewLeaf:
         for place in places:
             together.setdefault(place.bounds[1:], []).append(place)
         try:
-            reads = [(*_started(self.view, group), group) for group in together.values()]
-            return sum([_copied(*read) for read in reads])
+            reads = [_begun(self.view, group) for group in together.values()]
+            return sum([read() for read in reads])
         except Exception as error:  # TensorStore raises several kinds for broken files
             raise OSError(first_line(error)) from None
 
@@ -140,6 +141,32 @@ def _with_copies(path: str, view: View, num_columns: int, config: ModelConfig) -
 
 def _moved(bound: range, by: int) -> range:
     return range(bound.start + by, bound.stop + by)
+
+
+def _begun(view: View, places: Sequence[ViewPlace]) -> Callable[[], int]:
+    """Start to fill some places. The result waits, and counts the values that are not finite."""
+    ordered = sorted(places, key=lambda place: place.bounds[0].start)
+    if isinstance(view, Stored) and _is_direct(view, ordered):
+        outer = [range(ordered[0].bounds[0].start, ordered[-1].bounds[0].stop)]
+        wait = view.start_into([*outer, *ordered[0].bounds[1:]], [each.values for each in ordered])
+        return partial(_waited, wait, ordered)
+    return partial(_copied, *_started(view, places), places)
+
+
+def _is_direct(view: Stored, ordered: Sequence[ViewPlace]) -> bool:
+    """True if some places have all entries of a part of a stored array, in its type."""
+    stop = ordered[0].bounds[0].start
+    for place in ordered:
+        if place.bounds[0].start != stop or place.values.dtype != view.dtype:
+            return False
+        stop = place.bounds[0].stop
+    last = (stop, *[bound.stop for bound in ordered[0].bounds[1:]])
+    return all(end <= size for end, size in zip(last, view.shape, strict=True))
+
+
+def _waited(wait: Callable[[], None], places: Sequence[ViewPlace]) -> int:
+    wait()
+    return sum([_num_not_finite(place.values) for place in places])
 
 
 def _started(view: View, places: Sequence[ViewPlace]) -> tuple[PendingRead, int]:

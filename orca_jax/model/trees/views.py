@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import tensorstore
 
 ViewShape = tuple[int, ...]
 Bounds = Sequence[range]
@@ -39,6 +40,24 @@ class Stored:
     def shape(self) -> ViewShape:
         """The shape of the array."""
         return tuple(self.store.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the values."""
+        return np.dtype(self.store.dtype.numpy_dtype)
+
+    def start_into(self, bounds: Bounds, targets: Sequence[np.ndarray]) -> Callable[[], None]:
+        """Start to read a part into arrays of its type that follow each other along the first axis.
+
+        Returns:
+            a function that waits for it.
+        """
+        part = self.store.translate_to[0][
+            tuple(slice(bound.start, bound.stop) for bound in bounds)
+        ].translate_to[0]
+        arrays = [tensorstore.array(each) for each in targets]
+        target = arrays[0] if len(arrays) == 1 else tensorstore.concat(arrays, axis=0)
+        return target.write(part).result
 
     def start(self, bounds: Bounds) -> PendingRead:
         """Start to read a part."""
