@@ -26,6 +26,9 @@ COMMANDS = {
     "decisions_benches": Command(
         "lab.decisions.benches", "jevbench and sys1bench against a server with a real model"
     ),
+    "decisions_beside": Command(
+        "lab.decisions.beside", "time and changes of decisions beside the server of vLLM"
+    ),
     "decisions_flips": Command(
         "lab.decisions.flips", "flips and calibration errors of decisions on public texts"
     ),

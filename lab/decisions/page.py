@@ -13,7 +13,11 @@ type Models = Mapping[str, Mapping[str, Any]]
 
 def block() -> str:
     """All tables of the record, each with its command."""
-    record = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return tables(json.loads(MEASURED.read_text(encoding="utf-8")))
+
+
+def tables(record: Mapping[str, Models]) -> str:
+    """The tables of a record."""
     return "".join(
         [make(record[section]) for section, make in _TABLES.items() if section in record]
     )
@@ -51,6 +55,35 @@ def _work(models: Models) -> str:
     return _with("Processor time, and wall time", "work", table(head, rows), models)
 
 
+def _beside(models: Models) -> str:
+    head = (
+        "model",
+        "questions of tokens",
+        *("orca-jax, s", "vLLM, s", "vLLM / orca-jax"),
+        *("change in company, orca-jax", "vLLM", "from the cache, orca-jax", "vLLM"),
+    )
+    rows = []
+    for name, one in models.items():
+        seconds = [f"{each['cpu']:.1f} ({each['wall']:.1f})" for each in one["seconds"].values()]
+        ratio = f"{one['ratio']['cpu']:.2f} ({one['ratio']['wall']:.2f})"
+        changes = [
+            _change(each[kind], one["questions"])
+            for kind in ("company", "cached")
+            for each in one["changed"].values()
+        ]
+        asked = f"{one['questions']} of {one['tokens']}"
+        rows.append([name, asked, *seconds, ratio, *changes])
+    title = "Beside vLLM's `/v1/systemone`: processor time, and wall time; largest change of a probability"
+    return _with(title, "beside", table(head, rows), models)
+
+
+def _change(found: Mapping[str, Any], questions: int) -> str:
+    """The largest change of a probability, and how many questions have one."""
+    if not found["questions"]:
+        return "none"
+    return f"{found['largest']:.1e}, {found['questions']} of {questions}"
+
+
 def _flips(models: Models) -> str:
     head = ("model", "set, rows", "options", "read", "accuracy", "ECE", "flips")
     rows: list[list[str]] = []
@@ -81,6 +114,7 @@ def _benches(models: Models) -> str:
 _TABLES: Mapping[str, Callable[[Models], str]] = {
     "reference": _reference,
     "work": _work,
+    "beside": _beside,
     "flips": _flips,
     "benches": _benches,
 }

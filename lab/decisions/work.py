@@ -74,6 +74,23 @@ def state_of(tokens: int, count: Callable[[str], int]) -> str:
     return text
 
 
+def instructions(number: int) -> list[str]:
+    """The texts of so many questions."""
+    return [
+        f"Question number {index}: which of these does the text speak of?"
+        for index in range(number)
+    ]
+
+
+def choices(texts: Sequence[str]) -> dict[str, Any]:
+    """Questions of `/v1/systemone` with these texts, each with four options."""
+    criteria = {"the sea": None, "a house": None, "a dog": None, "something else": None}
+    return {
+        str(index): {"type": "choice", "instructions": each, "criteria": criteria}
+        for index, each in enumerate(texts)
+    }
+
+
 def ratios(found: dict[str, list[Spent]]) -> dict[str, Any]:
     """The medians of all kinds of calls, and their ratios."""
     medians = {}
@@ -95,19 +112,12 @@ class Caller:
         headers = {"authorization": f"Bearer {key}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=3600)
         self._text = text
-        self._questions = [
-            f"Question number {index}: which of these does the text speak of?"
-            for index in range(number)
-        ]
+        self._questions = instructions(number)
         self._server = server_of(url)
 
     def decide(self) -> int:
         """Ask all questions by one call. Returns the computed tokens."""
-        criteria = {"the sea": None, "a house": None, "a dog": None, "something else": None}
-        questions = {
-            str(index): {"type": "choice", "instructions": each, "criteria": criteria}
-            for index, each in enumerate(self._questions)
-        }
+        questions = choices(self._questions)
         answer = self._post("/v1/systemone", {"state": self._text, "questions": questions})
         return int(answer["usage"]["input_tokens"])
 
@@ -126,16 +136,10 @@ class Caller:
         return found
 
     def _timed(self, call: Callable[[], object]) -> Spent:
-        begun = self._cpu()
+        begun = processor_seconds(self._server)
         start = time.perf_counter()
         call()
-        return Spent(time.perf_counter() - start, self._cpu() - begun)
-
-    def _cpu(self) -> float:
-        """Processor seconds of the server so far."""
-        processes = [self._server, *self._server.children(recursive=True)]
-        times = [each.cpu_times() for each in processes]
-        return float(sum([each.user + each.system for each in times]))
+        return Spent(time.perf_counter() - start, processor_seconds(self._server) - begun)
 
     def _complete(self, prompt: Sequence[int]) -> Any:
         return self._post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
@@ -152,6 +156,12 @@ class Caller:
         answer = self._http.post(path, json={"model": NAME, **body})
         answer.raise_for_status()
         return answer.json()
+
+
+def processor_seconds(server: psutil.Process) -> float:
+    """Seconds that a process and its children have computed so far."""
+    times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+    return float(sum([each.user + each.system for each in times]))
 
 
 def server_of(url: str) -> psutil.Process:

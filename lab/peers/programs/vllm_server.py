@@ -20,6 +20,9 @@ def main() -> None:
     parser.add_argument(
         "--kv-gib", type=int, default=4, metavar="N", help="GiB of KV cache (default: 4)"
     )
+    parser.add_argument(
+        "--enable-prefix-caching", action="store_true", help="reuse prompts of earlier requests"
+    )
     args = parse(parser)
     processors = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     os.environ.update(
@@ -37,7 +40,7 @@ def main() -> None:
             args.dtype,
             "--max-num-seqs",
             str(args.max_num_seqs),
-            "--no-enable-prefix-caching",
+            f"--{'' if args.enable_prefix_caching else 'no-'}enable-prefix-caching",
         ),
         *("--kv-cache-memory-bytes", str(args.kv_gib * 2**30), "--disable-uvicorn-access-log"),
         *(["--enforce-eager"] if args.mode == "eager" else []),

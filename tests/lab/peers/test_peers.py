@@ -298,7 +298,7 @@ def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
     assert 0.019 < np.asarray(decoder.embedding.table[...])[:512].std() < 0.021
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, "qwen3"])
 def test_shapes_have_weights_of_their_families(name: str, tmp_path: Path) -> None:
     """A small model of the same kinds of layers is drawn and loaded, and the files hold nothing else."""
     import jax
