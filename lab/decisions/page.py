@@ -66,11 +66,9 @@ def _beside(models: Models) -> str:
     for name, one in models.items():
         seconds = [f"{each['cpu']:.1f} ({each['wall']:.1f})" for each in one["seconds"].values()]
         ratio = f"{one['ratio']['cpu']:.2f} ({one['ratio']['wall']:.2f})"
-        changes = [
-            _change(each[kind], one["questions"])
-            for kind in ("company", "cached")
-            for each in one["changed"].values()
-        ]
+        changes = []
+        for kind in ("company", "cached"):
+            changes += [_change(each[kind], one["questions"]) for each in one["changed"].values()]
         asked = f"{one['questions']} of {one['tokens']}"
         rows.append([name, asked, *seconds, ratio, *changes])
     title = "Beside vLLM's `/v1/systemone`: processor time, and wall time; largest change of a probability"

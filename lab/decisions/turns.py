@@ -101,10 +101,12 @@ def measured(
     first = {name: each[0][1] for name, each in found.items()}
     changes = {}
     for name, one in clients.items():
-        again = [answers for _, answers in found[name][1:]]
-        kinds = {"again": again, **_revisited(one, bodies, rounds)}
-        changes[name] = {kind: change(first[name], each)._asdict() for kind, each in kinds.items()}
-    times = {name: [spent for spent, _ in each] for name, each in found.items()}
+        kinds = _revisited(one, bodies, rounds)
+        kinds["again"] += [answers for _, answers in found[name][1:]]
+        changes[name] = changed(first[name], kinds)
+    times = {}
+    for name, each in found.items():
+        times[name] = [spent for spent, _ in each]
     apart = change(first[OURS], [first[THEIRS]]).largest
     return {**compared(times), "changed": changes, "apart": apart}
 
@@ -115,25 +117,30 @@ def turns(names: Sequence[str]) -> Iterator[str]:
 
 
 def _revisited(one: DecisionClient, bodies: Bodies, rounds: int) -> dict[str, list[Answers]]:
-    """Answers to the call from the cache, and in company."""
+    """Answers to the call alone again, from the cache, and in company."""
     salt = secrets.token_hex(16)
-    one.decide(bodies.call(salt))
+    again = one.decide(bodies.call(salt))
     cached = one.decide(bodies.call(salt))
     company = [one.in_company(bodies.call(), bodies.company()) for _ in range(rounds)]
-    return {"cached": [cached], "company": company}
+    return {"again": [again], "cached": [cached], "company": company}
+
+
+def changed(first: Answers, kinds: Mapping[str, Sequence[Answers]]) -> dict[str, Any]:
+    """How far the answers of each kind of call are from the first ones."""
+    return {kind: change(first, each)._asdict() for kind, each in kinds.items()}
 
 
 def change(first: Answers, others: Sequence[Answers]) -> Change:
     """How far other answers are from the first ones."""
     largest = 0.0
-    changed = set[str]()
+    moved = set[str]()
     for answers in others:
         for key, options in first.items():
             distance = max([abs(answers[key][name] - value) for name, value in options.items()])
             largest = max(largest, distance)
             if distance:
-                changed.add(key)
-    return Change(largest, len(changed))
+                moved.add(key)
+    return Change(largest, len(moved))
 
 
 def compared(times: Mapping[str, Sequence[Spent]]) -> dict[str, Any]:
