@@ -44,7 +44,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         help="model directory; without weights, they are random, and the tokenizer is the demo's "
         "(default: Qwen3 with 600 million numbers)",
     )
-    parser.add_argument("--name", default="qwen3", metavar="NAME", help="name in the record")
+    parser.add_argument(
+        "--name", metavar="NAME", help="name in the record (default: the model, and vLLM's mode)"
+    )
     parser.add_argument(
         "--environment", metavar="DIR", help="of vLLM, made if it does not exist (default: a cache)"
     )
@@ -84,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         about = {name: side.about() for name, side in sides.items()}
         clients = {name: client(each.pop("url")) for name, each in about.items()}
         result = measured(clients, bodies(args, model), args.rounds, args.pause)
-    finish(args, "beside", args.name, {**result, **settings(args), "servers": about})
+    name = args.name or f"{Path(args.model).name}, vLLM {args.mode}"
+    finish(args, "beside", name, {**result, **settings(args), "servers": about})
     ours = result["changed"][OURS].values()
     return int(result["ratio"]["wall"] < 1 or any(each["questions"] for each in ours))
 

@@ -93,7 +93,7 @@ def test_a_comparison(
     flags = ["--model", str(small_model), "--tokens", "20", "--questions", "3", "--rounds", "2"]
     flags += ["--company", "2", "--pause", "0", "--save", str(saved), "--note", "fake"]
     assert main(["decisions_beside", *flags]) == status
-    found = json.loads(saved.read_text(encoding="utf-8"))["beside"]["qwen3"]
+    found = json.loads(saved.read_text(encoding="utf-8"))["beside"]["shape, vLLM compiled"]
     assert min(one["cpu"] for one in found["seconds"].values()) > 0
     for name, step in zip((OURS, THEIRS), steps, strict=True):
         largest = {kind: each["largest"] for kind, each in found["changed"][name].items()}
