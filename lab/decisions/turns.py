@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from lab.decisions.work import Spent, processor_seconds, server_of
+from orca_jax.values.errors import OrcaError
 
 OURS = "orca-jax"
 THEIRS = "vllm"
@@ -76,13 +77,14 @@ class DecisionClient:
 
 
 def client(url: str) -> DecisionClient:
-    """The client of the server at an address of this machine."""
+    """The client of the server at an address of this machine. Its calls raise OrcaError if they are refused."""
     http = httpx.Client(base_url=url, timeout=3600, trust_env=False)
     server = server_of(url)
 
     def post(body: Body) -> Any:
         answer = http.post("/v1/systemone", json=body)
-        answer.raise_for_status()
+        if answer.is_error:
+            raise OrcaError(f"{url} answered {answer.status_code}: {answer.text[:500]}")
         return answer.json()
 
     return DecisionClient(post, lambda: processor_seconds(server))

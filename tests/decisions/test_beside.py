@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from threading import Barrier
@@ -34,7 +35,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             pass
         one = {"probabilities": {"the sea": calls * STEP, "a house": 0.5}}
         text = json.dumps({"answers": {key: one for key in body["questions"]}}).encode()
-        self.send_response(200)
+        self.send_response(400 if len(body["questions"]) > 64 else 200)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -69,6 +70,21 @@ def small_model(tmp_path: Path) -> Path:
     return folder
 
 
+def fakes(steps: tuple[float, float]) -> dict[str, list[str]]:
+    """The commands of two fakes."""
+    names = zip((OURS, THEIRS), steps, strict=True)
+    return {name: [sys.executable, "-c", FAKE, f"{step}"] for name, step in names}
+
+
+def test_a_refused_call_is_an_error(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(beside, "commands", lambda *_: fakes((0.0, 0.0)))
+    monkeypatch.setattr(beside, "prepare_environment", lambda *_: Path(sys.executable))
+    assert main(["decisions_beside", "--model", str(small_model), "--questions", "65"]) == 2
+    assert re.search(r"http://127\.0\.0\.1:\d+ answered 400: ", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(("steps", "status"), [((0.0, 0.01), 0), ((0.01, 0.0), 1)])
 def test_a_comparison(
     small_model: Path,
@@ -77,14 +93,7 @@ def test_a_comparison(
     steps: tuple[float, float],
     status: int,
 ) -> None:
-    def fakes(*_: object) -> dict[str, list[str]]:
-        names = (OURS, THEIRS)
-        return {
-            name: [sys.executable, "-c", FAKE, f"{step}"]
-            for name, step in zip(names, steps, strict=True)
-        }
-
-    monkeypatch.setattr(beside, "commands", fakes)
+    monkeypatch.setattr(beside, "commands", lambda *_: fakes(steps))
     monkeypatch.setattr(beside, "prepare_environment", lambda *_: Path(sys.executable))
     monkeypatch.setattr(
         turns, "compared", lambda times: {**compared(times), "ratio": {"wall": 2.0, "cpu": 2.0}}
