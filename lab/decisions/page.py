@@ -57,8 +57,7 @@ def _work(models: Models) -> str:
 
 def _beside(models: Models) -> str:
     head = (
-        "model",
-        "questions of tokens",
+        *("model", "questions", "tokens"),
         *("orca-jax, s", "vLLM, s", "vLLM / orca-jax"),
         *("change in company, orca-jax", "vLLM", "from the cache, orca-jax", "vLLM"),
     )
@@ -69,8 +68,8 @@ def _beside(models: Models) -> str:
         changes = []
         for kind in ("company", "cached"):
             changes += [_change(each[kind], one["questions"]) for each in one["changed"].values()]
-        asked = f"{one['questions']} of {one['tokens']}"
-        rows.append([name, asked, *seconds, ratio, *changes])
+        sizes = [f"{one[key]}" for key in ("questions", "tokens")]
+        rows.append([name, *sizes, *seconds, ratio, *changes])
     title = "Beside vLLM's `/v1/systemone`: processor time, and wall time; largest change of a probability"
     return _with(title, "beside", table(head, rows), models)
 

@@ -13,6 +13,7 @@ import pytest
 from lab.__main__ import main
 from lab.decisions import beside, turns
 from lab.decisions.page import tables
+from lab.decisions.record import MEASURED
 from lab.decisions.turns import OURS, THEIRS, Body, DecisionClient, compared
 from lab.decisions.work import Spent
 from lab.peers.environment import Environment
@@ -112,7 +113,7 @@ def test_a_comparison(
         assert questions == {3 if step else 0}
     assert found["apart"] == pytest.approx(0.02), "the first measured call is the second one"
     text = tables({"beside": {"qwen3": found}})
-    assert "| qwen3 | 3 of 20 |" in text and "fake" in text
+    assert "| qwen3 | 3 | 20 |" in text and "fake" in text
 
 
 def test_ratios_are_those_of_each_round() -> None:
@@ -156,3 +157,12 @@ def test_both_servers_have_the_same_settings(tmp_path: Path) -> None:
     for words in found.values():
         assert {*shared, str(tmp_path / "model")} <= {*words}
     assert found[THEIRS][-2:] == ["--mode", "eager"]
+
+
+def test_the_recorded_probabilities_are_ours_in_any_company() -> None:
+    record = json.loads(MEASURED.read_text(encoding="utf-8"))["beside"]
+    for one in record.values():
+        assert one["ratio"]["wall"] >= 1 and one["questions"] == 64
+        for kind in one["changed"][OURS].values():
+            assert kind == {"largest": 0, "questions": 0}
+        assert one["changed"][THEIRS]["company"]["questions"] > 0
