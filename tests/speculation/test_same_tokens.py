@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from orca_jax.sched.drafts.gain import IterationTimes
-from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
+from orca_jax.sched.drafts.scheduler import TRY_FOR, SpeculativeScheduler
 from orca_jax.values.request import SamplingParams
 from tests.test_same_tokens import (
     GPT2,
@@ -131,5 +131,5 @@ def test_a_draft_model_does_not_matter(
             drafts = engine.pool.drafts
     assert all(tokens == seen[0] for tokens in seen)
     assert seen[0][0][:12] == answers[0]
-    assert drafts.num_drafts > 10
+    assert drafts.num_drafts >= 2 * TRY_FOR  # a try in each run, also of one request at a time
     assert (drafts.num_accepted_tokens == drafts.num_draft_tokens) == (draft == target)

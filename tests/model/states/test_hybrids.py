@@ -49,7 +49,8 @@ SLOW_PARTS = (
     "deepseek_v3-0",
 )
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
-DEFAULT = set(QUICK) - {"qwen3_5_text-1"}  # its layers are nearly those of qwen3_next
+# the layers of qwen3_5 are nearly those of qwen3_next, and most files of Falcon-H1 have no norm
+DEFAULT = {*QUICK, "falcon_h1-1"} - {"qwen3_5_text-1"}
 ALL, SOME = (
     [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in names]
     for names in (NAMES, FIRST)

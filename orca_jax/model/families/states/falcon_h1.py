@@ -34,7 +34,7 @@ def _mamba(hf: HfConfig, config: ModelConfig) -> Fields:
     if hf.get("mamba_d_ssm", 1024) is not None:
         inner = get_int(hf, "mamba_d_ssm", 1024)
     is_last = get_bool(hf, "mamba_norm_before_gate", True)
-    mamba = read_mamba(hf, config, inner)
+    mamba = replace(read_mamba(hf, config, inner), norm=None)
     if get_bool(hf, "mamba_rms_norm", False):
         mamba = replace(mamba, norm="gate_last" if is_last else "gate_first")
     factors = tuple(_factors(hf).items())
