@@ -15,7 +15,7 @@ import numpy as np
 from orca_jax.model.published.integers import IntegerMatrix, MatrixColumns
 
 WORD_BITS = 32
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place of each of 8 outputs in a word."""
 
 
@@ -118,4 +118,4 @@ def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
 
 def _awq_numbers(words: np.ndarray) -> np.ndarray:
     """The numbers of words [rows, O / 8], in the order of outputs."""
-    return unpacked(words, 4)[..., _AWQ_ORDER].reshape(len(words), -1)
+    return unpacked(words, 4)[..., AWQ_ORDER].reshape(len(words), -1)

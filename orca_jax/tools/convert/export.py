@@ -17,7 +17,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import OF_EXPERT
 from orca_jax.model.matrices.stored import outputs_of
-from orca_jax.model.parameters import flat_parameters, stored_shape
+from orca_jax.model.parameters import flat_parameters, is_of_vocabulary, stored_shape
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, tensor_shape
 from orca_jax.values.config import ModelConfig
@@ -142,8 +142,9 @@ def _matrix(
 def _stored(values: Mapping[str, Array], config: ModelConfig, place: _ParameterPlace) -> np.ndarray:
     """A parameter of one layer and expert, without padding, divided by the factors that loading multiplies it by."""
     path = place.weight.path
-    rows = stored_shape(path, values[path].shape, config)[0]
-    part = np.asarray(values[path][:rows][place.place])
+    part = np.asarray(values[path][place.place])
+    if is_of_vocabulary(path):
+        part = part[: config.vocab_size]
     factors = dict(config.weight_factors).get(path)
     if factors is None:
         return part

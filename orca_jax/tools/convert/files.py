@@ -78,10 +78,9 @@ def _group_of(matrices: list[ExportedTensor], form: WrittenForm) -> int:
     if not form.has_groups:
         return 0
     for group in GROUPS:
-        odd = next((each for each in matrices if each.shape[1] % group), None)
-        if odd is None:
+        if not any(each.shape[1] % group for each in matrices):
             return group
-    assert odd is not None, "the last number does not divide"
+    odd = next(each for each in matrices if each.shape[1] % GROUPS[-1])
     raise ConfigError(
         f"{odd.key} has {odd.shape[1]} inputs, which no groups of {GROUPS[-1]} or more fill; choose w8a16 or fp8",
         param="output_format",
@@ -89,7 +88,7 @@ def _group_of(matrices: list[ExportedTensor], form: WrittenForm) -> int:
 
 
 class _TensorFiles:
-    """Files that are written one after another, in a folder that has none yet."""
+    """The files of a new folder, written one after another."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

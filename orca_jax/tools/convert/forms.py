@@ -12,6 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from orca_jax.model.published.numbers import FP4_GROUP
+from orca_jax.model.published.words import AWQ_ORDER, WORD_BITS
 from orca_jax.tools.convert.args import PublishedFormat
 
 type MatrixTensors = dict[str, np.ndarray]
@@ -19,10 +21,9 @@ type Settings = dict[str, Any]
 
 BLOCK = 128  # outputs and inputs of a scale of `fp8-block`
 GROUPS = (128, 64, 32, 16)
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output at each place of a word
+_OUTPUT_AT = np.argsort(AWQ_ORDER)  # the output at each place of a word
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
-_WORD_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def fp8_blocks(weight: np.ndarray, group: int) -> MatrixTensors:
 def nvfp4(weight: np.ndarray, group: int) -> MatrixTensors:
     """compressed-tensors, `nvfp4-pack-quantized`: a scale for 16 inputs, and one that divides for the matrix."""
     outputs, inputs = weight.shape
-    grouped = weight.reshape(outputs, -1, 16)
+    grouped = weight.reshape(outputs, -1, FP4_GROUP)
     most = np.abs(grouped).max(axis=-1)
     divisor = np.float32(_MOST_E4M3 * _MOST_E2M1) * (1 / _nonzero(most.max()))
     scales = _nonzero(_e4m3(most / np.float32(_MOST_E2M1) * divisor))
@@ -165,16 +166,16 @@ def _e4m3(values: np.ndarray) -> np.ndarray:
 
 
 def _in_awq_order(rows: np.ndarray) -> np.ndarray:
-    return rows.reshape(len(rows), -1, 8)[..., _AWQ_ORDER].reshape(rows.shape)
+    return rows.reshape(len(rows), -1, 8)[..., _OUTPUT_AT].reshape(rows.shape)
 
 
 def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Numbers [rows, columns] as int32 [rows, words], the lowest bits first. The last word of a row is filled up."""
-    each = _WORD_BITS // bits
+    each = WORD_BITS // bits
     rows, columns = numbers.shape
     filled = np.zeros((rows, -(-columns // each) * each), np.uint32)
     filled[:, :columns] = numbers
-    places = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
+    places = np.arange(0, WORD_BITS, bits, dtype=np.uint32)
     words: np.ndarray = np.bitwise_or.reduce(filled.reshape(rows, -1, each) << places, axis=-1)
     return words.view(np.int32)
 
@@ -283,11 +284,11 @@ FORMS: Mapping[PublishedFormat, WrittenForm] = {
                 "num_bits": 4,
                 "type": "float",
                 "strategy": "tensor_group",
-                "group_size": 16,
+                "group_size": FP4_GROUP,
                 "scale_dtype": "torch.float8_e4m3fn",
             },
         ),
-        inputs=16,
+        inputs=FP4_GROUP,
     ),
 }
 """By the values of `--output-format`."""
