@@ -6,12 +6,12 @@ What is fitted to which run is in `runs.py`; all else is held out. A mean outsid
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
-
-import numpy as np
 
 from lab.gpus.runs import RUNS, GpuRun, RecordedTimes, read_recording, their_errors
 from lab.pages.markdown import between, table
+from orca_jax.helpers.reporting import percentile
 from orca_jax.tools.simulate.profile import PROFILE, read_profile
 from orca_jax.tools.simulate.run import simulate
 from orca_jax.values.errors import ConfigError
@@ -97,10 +97,10 @@ def _summaries(times: Sequence[RecordedTimes]) -> dict[tuple[str, str], float]:
     """The mean, median, 90th and 99th percentile of each metric."""
     found = {}
     for name in TITLES:
-        values = np.array([getattr(each, name) for each in times])
-        found[name, "mean"] = float(values.mean())
+        values = [getattr(each, name) for each in times]
+        found[name, "mean"] = mean(values)
         for summary, percent in (("median", 50), ("p90", 90), ("p99", 99)):
-            found[name, summary] = float(np.percentile(values, percent))
+            found[name, summary] = percentile(values, percent)
     return found
 
 

@@ -143,6 +143,18 @@ def test_wrong_tables_are_named_by_line(
 
 
 @pytest.mark.parametrize(
+    "content",
+    [b"\x1f\x8b\x08" + bytes(7) + b"damaged", b'layer,"tokens\n1', b"\xff\n\xff", b"\n\n"],
+)
+def test_damaged_tables_are_named(tmp_path: Path, content: bytes) -> None:
+    cost = written(tmp_path)
+    (tmp_path / "toy_dense.csv").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"toy_dense\.csv") as caught:
+        read_profile(cost)
+    assert caught.value.param == "cost"
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (",layers=0", "layers, devices and replicas must be at least 1"),

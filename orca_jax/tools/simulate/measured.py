@@ -3,6 +3,7 @@
 import csv
 import gzip
 import math
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -41,7 +42,7 @@ def read_rows(
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for number, cells in enumerate(_lines(path), start=1):
         if number == 1:
-            if cells[:-1] != names or cells[-1] not in ("time_us", "us"):
+            if cells not in ([*names, "time_us"], [*names, "us"]):
                 wanted = ",".join([*names, "time_us"])
                 raise _wrong(path, 1, f"must be {wanted}, got {short(','.join(cells))}")
             continue
@@ -67,14 +68,17 @@ def _lines(path: Path) -> Iterator[list[str]]:
             else:
                 data = file.read(MOST_BYTES + 1)
         text = data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", param="cost") from None
     lines = text.splitlines()
     if len(data) > MOST_BYTES or len(lines) > MOST_LINES:
         raise _wrong(path, MOST_LINES + 1, f"and longer tables are not read: {MOST_LINES} lines")
     if len(lines) < 2:
         raise _wrong(path, 1, "must be a heading line, with times below it")
-    return csv.reader(lines)
+    try:
+        yield from csv.reader(lines, strict=True)
+    except csv.Error as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="cost") from None
 
 
 def _counts(path: Path, line: int, cells: Sequence[str]) -> tuple[int, ...]:
