@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.assembly.resolve import cache_directory
 from orca_jax.helpers import cache_files
 from orca_jax.helpers.cache_files import (
     distrust,
@@ -191,3 +192,31 @@ def test_a_cache_of_root_is_used_by_all_who_can_read_it(volume: Path) -> None:
     os.chown(folder / "program", 20002, 20002)
     with as_user(10001, 10001, []), pytest.raises(ValueError, match="belongs to user 20002"):
         read_file(folder / "program")
+
+
+def test_no_home_directory_means_no_compile_cache(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory("auto") is None and "no home directory" in caplog.text
+    assert (
+        cache_directory(str(tmp_path)) == str(tmp_path / "private")
+        and cache_directory(None) is None
+    )
+
+
+def test_a_compile_cache_that_others_can_write_is_not_used(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private").chmod(0o777)
+    assert cache_directory(str(tmp_path)) is None
+    (message,) = caplog.messages
+    assert (
+        str(tmp_path / "private") in message
+        and "all users can write to it" in message
+        and "chmod" in message
+    )

@@ -13,7 +13,6 @@ from lab.__main__ import main as lab
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.choices import Budget, choices_of, ordering_kind, scheduler_kind
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
@@ -474,31 +473,3 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
         "base_url",
     }
     assert {field.name for field in dataclasses.fields(BatchConfig)} <= always | set(BATCH_REFUSED)
-
-
-def test_no_home_directory_means_no_compile_cache(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", no_home)
-    assert cache_directory("auto") is None and "no home directory" in caplog.text
-    assert (
-        cache_directory(str(tmp_path)) == str(tmp_path / "private")
-        and cache_directory(None) is None
-    )
-
-
-def test_a_compile_cache_that_others_can_write_is_not_used(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private").chmod(0o777)
-    assert cache_directory(str(tmp_path)) is None
-    (message,) = caplog.messages
-    assert (
-        str(tmp_path / "private") in message
-        and "all users can write to it" in message
-        and "chmod" in message
-    )
