@@ -69,8 +69,7 @@ class FileTensor(Protocol):
 class Files:
     """Open files of a checkpoint, with their tensors by key. `unreadable` holds the keys in broken files.
 
-    `rows` has the vectors and matrices of numbers, and `optional` the keys
-    that may be left unread.
+    `rows` has the vectors and matrices of numbers, and `optional` the keys that may be left unread.
     """
 
     tensors: dict[str, FileTensor] = field(default_factory=dict)

@@ -101,9 +101,8 @@ class PrefixReuse:
             request.num_computed = hit.num_tokens
         request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
         if self._remembers(request):
-            self.digest_of_prompt(
-                request
-            )  # also of a prompt that is found, for its last page in a timeline
+            # also of a prompt that is found: a timeline names its last page
+            self.digest_of_prompt(request)
         for digest in self.awaited(request, request.num_computed):
             self._computing.setdefault(digest, request)
 

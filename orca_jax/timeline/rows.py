@@ -19,7 +19,7 @@ def row_members(arrivals: Mapping[int, Arrival]) -> dict[int, list[int]]:
 
 
 def joined(parts: Sequence[Sequence[Span]]) -> list[Span]:
-    """The spans of a row: in each iteration the tokens of all reads that work, else what the first other one does."""
+    """The spans of a row: in an iteration the tokens of all working reads, or the state of the first one."""
     if len(parts) == 1:
         return [*parts[0]]
     columns: dict[int, Span] = {}

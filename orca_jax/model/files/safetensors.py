@@ -1,7 +1,7 @@
 """The header of a safetensors file: read, not mapped, and compared with the size of the file.
 
-A process that reads a mapped file beyond its end is killed (SIGBUS). A plain read of a file that is cut meanwhile is an
-error, which names the file.
+A process that reads a mapped file beyond its end is killed (SIGBUS). If a file is cut meanwhile, a plain read raises an
+error with the file's name.
 """
 
 import json

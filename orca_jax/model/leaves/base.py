@@ -51,6 +51,32 @@ class Leaf(Protocol):
 
 
 @runtime_checkable
+class Placed(Protocol):
+    """A matrix of a file, with its name and its place."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def order(self) -> tuple[int, int]: ...
+
+
+class OfMatrix:
+    """The name and the place of what stands for a matrix: those of the matrix."""
+
+    matrix: Placed
+
+    @property
+    def key(self) -> str:
+        """The name of its tensor."""
+        return self.matrix.key
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place in the files."""
+        return self.matrix.order
+
+
+@runtime_checkable
 class Source(Protocol):
     """The leaves of a parameter."""
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orca_jax.model.leaves.base import ShardPart
+from orca_jax.model.leaves.base import OfMatrix, ShardPart
 from orca_jax.model.matrices.grouped import GroupedNumbers
 from orca_jax.model.matrices.stored import StoredBits, StoredMatrices
 from orca_jax.model.parameters import Wanted, flat_parameters
@@ -41,7 +41,7 @@ class BitsPlace(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class BitsLeaf:
+class BitsLeaf(OfMatrix):
     """A matrix of few bits in files.
 
     Attributes:
@@ -51,16 +51,6 @@ class BitsLeaf:
 
     matrix: StoredBits
     size: tuple[int, int] | None
-
-    @property
-    def key(self) -> str:
-        """The name of the plain tensor."""
-        return self.matrix.key
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Its place in the files."""
-        return self.matrix.order
 
     def memory_for(self, places: Sequence[BitsPlace]) -> int:
         """Return the bytes of the numbers while their form changes."""

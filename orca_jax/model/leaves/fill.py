@@ -28,9 +28,8 @@ from orca_jax.values.errors import CheckpointError
 from orca_jax.values.platforms import platform_of
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
-MOST_HELD = (
-    2**28
-)  # bytes beside the result, of all leaves that are read at once; a larger one is read alone
+MOST_HELD = 2**28
+"""Bytes beside the result, of all leaves that are read at once; a larger leaf is read alone."""
 
 
 @dataclass(eq=False)

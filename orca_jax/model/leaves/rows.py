@@ -15,7 +15,7 @@ from orca_jax.model.files.stripes import (
     as_range,
     copy,
 )
-from orca_jax.model.leaves.base import ShardPart
+from orca_jax.model.leaves.base import OfMatrix, ShardPart
 from orca_jax.model.parameters import (
     copied_columns,
     head_dim_of,
@@ -27,20 +27,10 @@ from orca_jax.values.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class RowLeaf:
+class RowLeaf(OfMatrix):
     """A matrix in a file."""
 
     matrix: TensorRows
-
-    @property
-    def key(self) -> str:
-        """The name of its tensor."""
-        return self.matrix.key
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Its place in the files."""
-        return self.matrix.order
 
     def memory_for(self, places: Sequence[CopyTarget | PackedTarget]) -> int:
         """Return the bytes of a stripe."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix
+from orca_jax.model.leaves.base import OfMatrix
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, of_ranges, packed_stripes
 from orca_jax.model.matrices.stored import ForLibrary
@@ -14,7 +15,7 @@ from orca_jax.model.published.numbers import doubled
 
 
 @dataclass(frozen=True, eq=False)
-class Mxfp4Bits(ForLibrary):
+class Mxfp4Bits(OfMatrix, ForLibrary):
     """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold.
 
     Attributes:
@@ -24,16 +25,6 @@ class Mxfp4Bits(ForLibrary):
 
     matrix: Mxfp4Matrix
     outputs: np.ndarray | None
-
-    @property
-    def key(self) -> str:
-        """The name of the matrix."""
-        return self.matrix.key
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Its place in the files."""
-        return self.matrix.order
 
     @property
     def form(self) -> BitsForm:

@@ -170,7 +170,7 @@ def _waited(wait: Callable[[], None], places: Sequence[ViewPlace]) -> int:
 
 
 def _started(view: View, places: Sequence[ViewPlace]) -> tuple[PendingRead, int]:
-    """Start to read all that some places need, which is joined along the first axis; and its first entry."""
+    """Start to read the entries of some places, joined along the first axis. Returns the read and its first entry."""
     firsts = [place.bounds[0] for place in places]
     joined = range(min(each.start for each in firsts), max(each.stop for each in firsts))
     cut = [

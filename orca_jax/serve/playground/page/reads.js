@@ -13,7 +13,7 @@ export function grouped(requests) {
   return [...rows.values()];
 }
 
-/** The spans of a row: in each iteration the tokens of all reads that work, else what the first other one does. */
+/** The spans of a row: in an iteration the tokens of all working reads, or the state of the first one. */
 export function joined(parts) {
   if (parts.length === 1) return parts[0];
   const columns = new Map();
