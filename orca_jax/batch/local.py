@@ -135,7 +135,7 @@ class LocalEngine:
             self._warn_of(names, row.line)
         job = await calls.prepare(service, wires.understood(service, call, row_id))
         decided = await calls.run(service, job, _nothing)
-        model = service.adapter_of(call.model) or service.names[0]
+        model = service.answering(call.model)
         return wires.answer(call, job, decided, model)
 
     async def _complete(self, row: Row, row_id: str) -> bytes:

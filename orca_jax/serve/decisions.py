@@ -7,12 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca_jax.serve.handlers import Silence, read_request, report_ignored, weight_header
-from orca_jax.serve.openai import single
+from orca_jax.serve.handlers import answer_single, read_request
 from orca_jax.serve.openai.decisions import call as calls
 from orca_jax.serve.openai.decisions import neighbours, scoring, systemone, wires
 from orca_jax.serve.openai.decisions.call import AskedDecisions, Decided, DecisionJob
-from orca_jax.serve.openai.generation import ClientGone
 from orca_jax.serve.openai.model import Service
 from orca_jax.serve.openai.schema import (
     classify_parser,
@@ -23,6 +21,7 @@ from orca_jax.serve.openai.schema import (
 )
 from orca_jax.serve.openai.schema.decisions.bodies import ReadFields
 from orca_jax.serve.openai.schema.tolerant import Ignored
+from orca_jax.serve.openai.single import SingleAnswer
 
 
 async def decide(service: Service, request: Request) -> Response:
@@ -63,15 +62,7 @@ async def score(service: Service, endpoint: str, request: Request) -> Response:
         scoring.prepare, service, call, endpoint, state["request_id"], state["caller"]
     )
     job = await service.work.prepare(num_bytes, prepared)
-    headers = report_ignored(service, ignored)
-    try:
-        finished = await single.run(service, job.requests, request.receive)
-    except ClientGone:
-        return Silence()
-    model = service.adapter_of(call.model) or service.names[0]
-    headers = headers | weight_header(service, finished.weight_version)
-    body = scoring.answer(call, job, finished.results, model)
-    return Response(body, headers=headers, media_type="application/json")
+    return await answer_single(service, ignored, scoring.run(service, call, job, request.receive))
 
 
 async def answered[Call: ReadFields](
@@ -102,12 +93,10 @@ async def answered[Call: ReadFields](
         return await calls.prepare(service, asked, state["caller"])
 
     job = await service.work.prepare(num_bytes, prepared)
-    headers = report_ignored(service, ignored)
-    try:
+
+    async def answer() -> SingleAnswer:
         decided = await calls.run(service, job, request.receive)
-    except ClientGone:
-        return Silence()
-    model = service.adapter_of(call.model) or service.names[0]
-    headers = headers | weight_header(service, decided.weight_version)
-    body = render(call, job, decided, model)
-    return Response(body, headers=headers, media_type="application/json")
+        body = render(call, job, decided, service.answering(call.model))
+        return SingleAnswer(body, decided.weight_version)
+
+    return await answer_single(service, ignored, answer())

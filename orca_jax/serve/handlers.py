@@ -38,6 +38,7 @@ from orca_jax.serve.openai.schema.messages import MessagesRequest
 from orca_jax.serve.openai.schema.parse import BodyParser
 from orca_jax.serve.openai.schema.sampling import CompletionFields, StreamOptions
 from orca_jax.serve.openai.schema.tolerant import Ignored
+from orca_jax.serve.openai.single import SingleAnswer
 from orca_jax.serve.openai.work import SMALL_BODY
 from orca_jax.text.work_threads import STORED
 
@@ -53,11 +54,6 @@ def version_header(generation: Generation) -> dict[str, str]:
     """The header with the version of the weights, on a server that can replace them."""
     version = generation.weight_version
     return {} if version is None or not generation.has_versions else {WEIGHT_VERSION: str(version)}
-
-
-def weight_header(service: Service, version: int) -> dict[str, str]:
-    """The same header for an answer in one piece."""
-    return {} if service.config.admin_key_file is None else {WEIGHT_VERSION: str(version)}
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -291,13 +287,22 @@ async def embed(service: Service, request: Request) -> Response:
     state = request.scope["state"]
     prepare = partial(embeddings.prepare, service, call, state["request_id"], state["caller"])
     job = await service.work.prepare(num_bytes, prepare)
+    answer = embeddings.run(service, call, job, request.receive)
+    return await answer_single(service, ignored, answer)
+
+
+async def answer_single(
+    service: Service, ignored: Ignored, answer: Awaitable[SingleAnswer]
+) -> Response:
+    """The response with an answer without a stream. Raises ApiError."""
     headers = report_ignored(service, ignored)
     try:
-        answer = await embeddings.run(service, call, job, request.receive)
+        body, version = await answer
     except ClientGone:
         return Silence()
-    headers = headers | weight_header(service, answer.weight_version)
-    return Response(answer.body, headers=headers, media_type="application/json")
+    if service.config.admin_key_file is not None:
+        headers = {**headers, WEIGHT_VERSION: str(version)}
+    return Response(body, headers=headers, media_type="application/json")
 
 
 async def read_request[T: msgspec.Struct](

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,18 +24,11 @@ from orca_jax.serve.openai.schema.embeddings import (
     EmbeddingRequest,
     EmbeddingUsage,
 )
-from orca_jax.serve.openai.single import SingleJob
+from orca_jax.serve.openai.single import SingleAnswer, SingleJob
 from orca_jax.text.embedding import embedding_of, in_base64
 from orca_jax.values.request import SamplingParams
 
 EMBEDDINGS = "/v1/embeddings"
-
-
-class EmbeddingAnswer(NamedTuple):
-    """The JSON of an answer, and the version of the weights that made it."""
-
-    body: bytes
-    weight_version: int
 
 
 async def prepare(
@@ -93,10 +85,10 @@ def _check_dimensions(wanted: int | None, known: Sequence[int] | None) -> None:
 
 async def run(
     service: Service, call: EmbeddingRequest, job: SingleJob[bytes], receive: Receive
-) -> EmbeddingAnswer:
+) -> SingleAnswer:
     """Run a call to its end, and return its answer. Errors as in `single.run`."""
     finished = await single.run(service, job, receive)
-    return EmbeddingAnswer(_answer(service, call, job, finished.results), finished.weight_version)
+    return SingleAnswer(_answer(service, call, job, finished.results), finished.weight_version)
 
 
 def _answer(

@@ -200,6 +200,10 @@ class Service:
         """The adapter that calls for this model need; None for the model itself."""
         return name if name in self.adapters and name not in self.names else None
 
+    def answering(self, name: str | None) -> str:
+        """The name in answers to calls for this model: the adapter's, or the first of the model itself."""
+        return self.adapter_of(name) or self.names[0]
+
     async def load_adapter(self, name: str, path: str) -> str:
         """Load an adapter into the engine. Returns a note about it, or an empty text. Raises ApiError."""
         if name in self.names:

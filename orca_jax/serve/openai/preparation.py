@@ -76,7 +76,7 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
     return Job(
         id=asked.id,
         created=int(time.time()),
-        model=service.adapter_of(fields.model) or service.names[0],
+        model=service.answering(fields.model),
         endpoint=asked.endpoint,
         name=fields.request_id or name,
         prompts=prompts,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.errors import LinkError
@@ -43,6 +44,13 @@ class Finished[T]:
     results: list[T]
     num_cached: list[int] = field(default_factory=list)  # tokens of each prompt from the cache
     weight_version: int = 0
+
+
+class SingleAnswer(NamedTuple):
+    """The JSON of an answer, and the version of the weights that made it."""
+
+    body: bytes
+    weight_version: int
 
 
 async def run[T](service: Service, job: SingleJob[T], receive: Receive) -> Finished[T]:

@@ -9,8 +9,10 @@ import msgspec
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.wire import Submit
+from orca_jax.serve.openai import single
 from orca_jax.serve.openai.decisions.call import checked_length, new_id, salted, scores_in
 from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.generation import Receive
 from orca_jax.serve.openai.model import Service
 from orca_jax.serve.openai.preparation import check_ids, check_urgency, urgency_of
 from orca_jax.serve.openai.schema.decisions.answers import PlainUsage
@@ -20,7 +22,7 @@ from orca_jax.serve.openai.schema.decisions.neighbours import (
     ScoreList,
     ScoreRequest,
 )
-from orca_jax.serve.openai.single import SingleJob
+from orca_jax.serve.openai.single import SingleAnswer, SingleJob
 from orca_jax.text.decisions.reads import Read, softmax
 from orca_jax.values.request import TokenLogprobs
 
@@ -66,7 +68,16 @@ async def prepare(
     return ScoreJob(job, shared + sum([len(prompt) - shared for prompt in prompts]))
 
 
-def answer(
+async def run(
+    service: Service, call: ScoreRequest, job: ScoreJob, receive: Receive
+) -> SingleAnswer:
+    """Run a call to its end, and return its answer. Errors as in `single.run`."""
+    finished = await single.run(service, job.requests, receive)
+    body = _answer(call, job, finished.results, service.answering(call.model))
+    return SingleAnswer(body, finished.weight_version)
+
+
+def _answer(
     call: ScoreRequest, job: ScoreJob, results: Sequence[TokenLogprobs], model: str
 ) -> bytes:
     """The JSON of an answer, in the form of its route."""

@@ -434,7 +434,7 @@ def _begun(call: ResponsesRequest, service: Service, *, is_stored: bool) -> Mode
         max_output_tokens=call.max_output_tokens,
         max_tool_calls=call.max_tool_calls,
         metadata=call.metadata or {},
-        model=service.adapter_of(call.model) or service.names[0],
+        model=service.answering(call.model),
         parallel_tool_calls=call.parallel_tool_calls is not False,
         presence_penalty=setting("presence_penalty", 0.0),
         frequency_penalty=setting("frequency_penalty", 0.0),
