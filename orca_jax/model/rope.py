@@ -21,8 +21,9 @@ from orca_jax.values.layer_config import RopeConfig
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """Angle per position of each pair of `head_dim` rotated dimensions, float32 [head_dim / 2]."""
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # float32 on purpose, as in training
-    base: np.ndarray = 1.0 / np.power(np.float32(rope.theta), exponent)
+    # float32 as in training, but a power of it is off by some units of its last place in NumPy alone
+    powers = np.power(np.float64(np.float32(rope.theta)), exponent).astype(np.float32)
+    base: np.ndarray = 1.0 / powers
     match rope.kind:
         case "linear":
             base = base / rope.factor

@@ -238,9 +238,8 @@ INLINE void expand(const Product *p, const Chunk *chunk, Vector (*to)[2], const 
 
 // `rows` of x by the entries of a chunk. Each sum is a single chain over all inputs. `rows` is a constant.
 INLINE void tile_in_float32(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
-  Vector parts[ROWS][2];
-  for (int r = 0; r < rows; r++)
-    for (int half = 0; half < 2; half++) parts[r][half] = sums[r][half];
+  Vector parts[ROWS][2];  // sums of a chunk alone: fewer roundings reach an output than in one sum over all inputs
+  for (int r = 0; r < rows; r++) parts[r][0] = parts[r][1] = (Vector){0};
   const Vector(*next)[2] = chunk->expanded;
   for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
     const float *x = (const float *)p->numbers + (i / GROUP * p->rows + row) * GROUP;
@@ -251,5 +250,5 @@ INLINE void tile_in_float32(const Product *p, int64_t row, const Chunk *chunk, V
       }
   }
   for (int r = 0; r < rows; r++)
-    for (int half = 0; half < 2; half++) sums[r][half] = parts[r][half];
+    for (int half = 0; half < 2; half++) sums[r][half] += parts[r][half];
 }

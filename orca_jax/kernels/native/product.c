@@ -30,6 +30,7 @@
 
 #define WIDTH (2 * LANES)
 #define AHEAD 32  // rows of a block that are fetched before their use
+#define SPAN 128  // words with a sum of their own: fewer roundings reach an output than in one sum over all words
 #define MOST 8    // matrices of a call
 
 int orca_jax_width(void) { return WIDTH; }
@@ -64,19 +65,26 @@ INLINE void packed_tile(const uint32_t *x, const uint32_t *block, float *out, in
                         const int rows, const int parts, Add add) {
   Vector sums[ROWS][2];
   for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = (Vector){0};
-  for (int64_t i = 0; i < words; i++) {
-    const Words *at = (const Words *)(block + i * WIDTH);
-    __builtin_prefetch(at + 2 * AHEAD);
-    __builtin_prefetch(at + 2 * AHEAD + 1);
-    for (int part = 0; part < parts; part++) {
-      const Words first = at[0], second = at[1];
-      for (int r = 0; r < rows; r++) {
-        const uint32_t word = x[(r * words + i) * parts + part];
-        const Words all = SAME(word);
-        sums[r][0] = add(sums[r][0], all, first, part);
-        sums[r][1] = add(sums[r][1], all, second, part);
+  for (int64_t begin = 0; begin < words; begin += SPAN) {
+    const int64_t end = begin + SPAN < words ? begin + SPAN : words;
+    Vector found[ROWS][2];
+    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (Vector){0};
+    for (int64_t i = begin; i < end; i++) {
+      const Words *at = (const Words *)(block + i * WIDTH);
+      __builtin_prefetch(at + 2 * AHEAD);
+      __builtin_prefetch(at + 2 * AHEAD + 1);
+      for (int part = 0; part < parts; part++) {
+        const Words first = at[0], second = at[1];
+        for (int r = 0; r < rows; r++) {
+          const uint32_t word = x[(r * words + i) * parts + part];
+          const Words all = SAME(word);
+          found[r][0] = add(found[r][0], all, first, part);
+          found[r][1] = add(found[r][1], all, second, part);
+        }
       }
     }
+    for (int r = 0; r < rows; r++)
+      for (int half = 0; half < 2; half++) sums[r][half] += found[r][half];
   }
   for (int r = 0; r < rows; r++) {
     Vector *to = (Vector *)(out + r * outputs);
