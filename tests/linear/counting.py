@@ -1,5 +1,6 @@
 """Steps of the interpreter, and processor time of what it cannot count: the work of libraries in C."""
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -32,11 +33,20 @@ def steps_of(work: Work) -> int:
 
 
 def seconds_of(make: Callable[[], Work], repeats: int = 3) -> float:
-    """The least processor time of this thread for a piece of work, each time made anew."""
+    """The least processor time of this thread for a piece of work, each time made anew.
+
+    The garbage collector waits meanwhile: its time depends on the objects of other tests.
+    """
     least = float("inf")
-    for _ in range(repeats):
-        work = make()
-        start = time.thread_time()
-        work()
-        least = min(least, time.thread_time() - start)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            work = make()
+            start = time.thread_time()
+            work()
+            least = min(least, time.thread_time() - start)
+    finally:
+        if was_enabled:
+            gc.enable()
     return least
