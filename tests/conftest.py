@@ -204,15 +204,19 @@ def compiled_when_used(compiled_once: None) -> Iterator[None]:
 
 @pytest.fixture
 def narrow_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile no samplers wider than the few rows of a test. A prompt is scored in more launches then."""
-    monkeypatch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
+    """Compile no samplers wider than the few rows of a test."""
+    from tests import programs
+
+    programs.narrow_samplers(monkeypatch)
 
 
 @pytest.fixture
-def few_programs(narrow_samplers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile fewer programs: narrow samplers, and few buckets. A small batch gets more padding then."""
-    for sizes in ("_FINE", "_COARSE"):
-        monkeypatch.setattr(f"orca_jax.exec.buckets.{sizes}", (4, 16, 64))
+def few_programs() -> Iterator[None]:
+    """Compile fewer programs, with more padding."""
+    from tests.programs import few_sizes
+
+    with few_sizes():
+        yield
 
 
 @pytest.fixture

@@ -140,6 +140,21 @@ def compiled_late() -> Iterator[None]:
         yield
 
 
+def narrow_samplers(patch: pytest.MonkeyPatch) -> None:
+    """Compile no samplers wider than the few rows of a test. A prompt is scored in more launches then."""
+    patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
+
+
+@contextmanager
+def few_sizes() -> Iterator[None]:
+    """Compile fewer programs: narrow samplers, and few buckets. A small batch gets more padding then."""
+    with pytest.MonkeyPatch.context() as patch:
+        narrow_samplers(patch)
+        for sizes in ("_FINE", "_COARSE"):
+            patch.setattr(f"orca_jax.exec.buckets.{sizes}", (4, 16, 64))
+        yield
+
+
 @contextmanager
 def compiled_with(*, optimised: bool) -> Iterator[None]:
     """Compile with or without most of LLVM's work."""

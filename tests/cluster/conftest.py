@@ -9,8 +9,12 @@ import pytest
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory for the programs of all processes, which are few and compiled quickly."""
-    return str(tmp_path_factory.mktemp("programs"))
+    """A directory for the programs of all processes, which are few and compiled quickly, with the library in C."""
+    from tests.kernels.native.machine import keep_library  # it imports JAX
+
+    found = tmp_path_factory.mktemp("programs")
+    keep_library(found)
+    return str(found)
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from orca_jax.text.decisions.reads import Readout, TypedAnswer
 from orca_jax.values.request import Urgency
 from tests.decisions.k_quants import DEMO, write_k_quants
 from tests.kernels.native.machine import library_of
-from tests.programs import compiled_late, compiled_with
+from tests.programs import compiled_late, compiled_with, few_sizes
 
 STATE = "The little dog was happy. It ran to the big tree and found a red ball under it. " * 4
 NUM = 64
 WORDS = ("dog", "tree", "ball", "sun", "boy", "girl", "cat", "house")
-pytestmark = pytest.mark.usefixtures("quick_compiles", "compiled_when_used")
+pytestmark = pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 
 
 def questions(number: int) -> list[Question]:
@@ -47,7 +47,7 @@ def bits(decisions: Sequence[TypedAnswer]) -> list[tuple[tuple[float, ...], floa
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     # one form of all programs: those of later tests are compiled with the fixture of their function
-    with compiled_with(optimised=False), compiled_late(), made() as llm:
+    with few_sizes(), compiled_with(optimised=False), compiled_late(), made() as llm:
         yield llm
         llm.engine.pool.check_integrity()
 

@@ -1,5 +1,7 @@
 """The library of products on this machine, for the tests that need it."""
 
+import fcntl
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,8 +11,19 @@ import pytest
 from orca_jax.kernels.native import Library, library, load_library
 from tests.project.source import ROOT
 
-# for later runs too; its name differs with its code
-FOUND = load_library(str(ROOT / ".pytest_cache" / "native"))
+KEPT = ROOT / ".pytest_cache" / "native"
+"""The folder of the library, for later runs too; its name differs with its code."""
+
+
+def _found() -> Library | None:
+    """One process of a run compiles the library, and the others wait for it."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return load_library(str(KEPT))
+
+
+FOUND = _found()
 needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
 
 SANITIZED = (
@@ -27,6 +40,12 @@ def library_of() -> Library:
     if FOUND is None:
         pytest.skip("no library of products")
     return FOUND
+
+
+def keep_library(folder: Path) -> None:
+    """Put the library where processes with this folder of programs find it, in place of compiling their own."""
+    if FOUND is not None and (KEPT / f"{FOUND.name}.so").exists():
+        shutil.copy(KEPT / f"{FOUND.name}.so", folder)
 
 
 def run_cases(name: str, options: tuple[str, ...], folder: Path) -> None:
