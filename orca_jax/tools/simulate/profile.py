@@ -137,7 +137,7 @@ def read_profile(text: str) -> ProfileCost:
     curves = []
     for end, column in (("dense", "tokens"), ("per_sequence", "sequences")):
         found: dict[str, dict[int, float]] = {}
-        for row in read_rows(_file(prefix, end), [column], is_named=True):
+        for row in read_rows(_file(prefix, end), [column], ["layer"]):
             found.setdefault(row.name, {})[row.key[0]] = row.seconds
         curves.append({name: Curve(points) for name, points in found.items()})
     of_attention = {
