@@ -8,10 +8,10 @@ import pytest
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.sim.cost import WorkCounts, work_of
+from orca_jax.tools.plan.kernels import Kernels, Plane, nearest_heads
+from orca_jax.tools.plan.measured import Grid, read_rows
+from orca_jax.tools.plan.tables import TablesCost, read_tables
 from orca_jax.tools.simulate.__main__ import main
-from orca_jax.tools.simulate.kernels import Kernels, Plane, nearest_heads
-from orca_jax.tools.simulate.measured import Grid, read_rows
-from orca_jax.tools.simulate.tables import TablesCost, read_tables
 from orca_jax.values.errors import ConfigError
 
 HEADS = "heads,kv_heads,batch,tokens,us"

@@ -11,7 +11,7 @@ A folder has, for a CARD and a SOURCE of kernels, each plain or compressed by gz
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orca_jax.tools.simulate.measured import (
+from orca_jax.tools.plan.measured import (
     Curve,
     Grid,
     neighbours,
@@ -106,10 +106,10 @@ class Kernels:
     """The tables of a card and a source.
 
     Args:
-        folder: of the tables.
+        folder: the place of the tables.
         card: the first part of their names, such as "a100_sxm".
-        source: of the kernels, such as "vllm".
-        kind: of the numbers in products: "" for bfloat16, or "fp8", "fp8_block".
+        source: the engine with the kernels, such as "vllm".
+        kind: the type of products: "" for bfloat16, or "fp8", "fp8_block".
 
     Raises:
         ConfigError: a table is missing, cannot be read, or a line of it is wrong; `param` is "cost".
@@ -142,7 +142,7 @@ class Kernels:
         """Seconds by bytes of a sum over devices.
 
         Args:
-            devices: of one host.
+            devices: their number, on one host.
             sums: "own" for those of the source, in a graph if it has such; "nccl" for NCCL's, also without own ones.
 
         Raises:
@@ -161,8 +161,8 @@ class Kernels:
 
         Args:
             phase: "context" for whole prompts, "generation" for increments.
-            heads: of the device.
-            kv_heads: of the device.
+            heads: those of the device.
+            kv_heads: those of the device.
 
         Raises:
             ConfigError: the table is wrong, or has no heads like these.

@@ -105,7 +105,7 @@ class Curve:
     """Seconds by one number: linear between the points, and beyond the last one in proportion.
 
     Args:
-        points: at least one.
+        points: the seconds by number, at least one.
         is_outside: all looked up numbers count as outside, as those of a line between other ones.
 
     Attributes:

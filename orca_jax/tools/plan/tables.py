@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from orca_jax.model.describe import read_model_config
 from orca_jax.sim.cost import WorkCounts
 from orca_jax.tools.plan.accelerators import ACCELERATORS, Accelerator
-from orca_jax.tools.simulate.kernels import HeadsPlane, Kernels
-from orca_jax.tools.simulate.measured import Curve
+from orca_jax.tools.plan.kernels import HeadsPlane, Kernels
+from orca_jax.tools.plan.measured import Curve
 from orca_jax.values.checks import short
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
@@ -42,9 +42,9 @@ class TableSettings:
 
     Attributes:
         card: the first part of the files' names.
-        source: of the kernels, the last part of their names.
+        source: the engine with these kernels, the last part of their names.
         model: a directory with a config.json, or preset:<name>.
-        kind: of products: "" for bfloat16, "fp8" or "fp8_block".
+        kind: the type of products: "" for bfloat16, "fp8" or "fp8_block".
         tensor: devices of a stage, which sum their results twice in a layer.
         attention: "fused", one launch for a phase, or "request", one for each request.
         sums: "own" for those of the source, or "nccl".
@@ -67,7 +67,7 @@ class TableSettings:
     hop: float = 0.0
 
 
-class Product(NamedTuple):
+class MeasuredProduct(NamedTuple):
     """A product of a device: its seconds by tokens, and the sizes of its matrix."""
 
     seconds: Curve
@@ -82,8 +82,8 @@ class TablesCost:
     settings: TableSettings
     model: ModelConfig
     card: Accelerator
-    products: Sequence[Product]  # of a layer
-    unembedding: Product
+    products: Sequence[MeasuredProduct]  # of a layer
+    unembedding: MeasuredProduct
     prompts: HeadsPlane
     increments: HeadsPlane
     sums: Curve | None
@@ -134,7 +134,7 @@ class TablesCost:
         """Operations per second: half as many bytes, twice as many of them."""
         return self.card.flops * _BYTES / self._weight
 
-    def _product(self, product: Product, num_tokens: float) -> float:
+    def _product(self, product: MeasuredProduct, num_tokens: float) -> float:
         seconds = product.seconds.at(num_tokens)
         if not self.settings.bandwidth:
             return seconds
@@ -233,14 +233,14 @@ def tables_cost(kernels: Kernels, settings: TableSettings, model: ModelConfig) -
     if model.experts is None:
         hidden = model.mlp_dim / tensor
         shapes += [((1 + model.gated_mlp) * hidden, width), (width, hidden)]
-    products = [Product(kernels.product(*shape), *shape) for shape in shapes]
+    products = [MeasuredProduct(kernels.product(*shape), *shape) for shape in shapes]
     vocabulary = model.vocab_size / tensor
     return TablesCost(
         settings,
         model,
         ACCELERATORS[CARDS[settings.card]],
         products,
-        Product(kernels.product(vocabulary, width), vocabulary, width),
+        MeasuredProduct(kernels.product(vocabulary, width), vocabulary, width),
         kernels.attention("context", heads, kv_heads),
         kernels.attention("generation", heads, kv_heads),
         None if tensor == 1 else kernels.all_reduce(tensor, settings.sums),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.sim.cost import WorkCounts
-from orca_jax.tools.simulate.measured import Curve, Grid, read_rows
+from orca_jax.tools.plan.measured import Curve, Grid, read_rows
 from orca_jax.values.checks import short
 from orca_jax.values.errors import ConfigError
 
