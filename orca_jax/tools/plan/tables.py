@@ -10,7 +10,7 @@ cards, and attention by the time of its bytes. Sums keep their time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,8 +199,7 @@ def read_tables(text: str) -> TablesCost:
     Raises:
         ConfigError: the flag, a table or the model is wrong; `param` is "cost".
     """
-    folder, *parts = text.removeprefix(TABLES).split(",")
-    settings = _settings(parts)
+    folder, settings = parse_settings(text, TableSettings())
     try:
         model = read_model_config(settings.model)
     except ConfigError as error:
@@ -247,8 +246,10 @@ def tables_cost(kernels: Kernels, settings: TableSettings, model: ModelConfig) -
     )
 
 
-def _settings(parts: Sequence[str]) -> TableSettings:
-    kinds = {name: type(value) for name, value in vars(TableSettings()).items()}
+def parse_settings(text: str, given: TableSettings) -> tuple[str, TableSettings]:
+    """The folder and the settings of a flag, over given ones. Raises ConfigError; `param` is "cost"."""
+    folder, *parts = text.removeprefix(TABLES).split(",")
+    kinds = {name: type(value) for name, value in vars(given).items()}
     values: dict[str, Any] = {}
     for part in parts:
         name, _, value = part.partition("=")
@@ -258,7 +259,7 @@ def _settings(parts: Sequence[str]) -> TableSettings:
             raise ConfigError(f"cost must be {_USAGE}, got {short(part)}", param="cost") from None
         if kinds[name] is not str and not 0 <= values[name] < 1e15:
             raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
-    settings = TableSettings(**values)
+    settings = replace(given, **values)
     for name, known in (
         ("card", list(CARDS)),
         ("kind", list(_KINDS)),
@@ -272,4 +273,4 @@ def _settings(parts: Sequence[str]) -> TableSettings:
             raise ConfigError(message, param="cost")
     if not (settings.source and settings.model and settings.tensor and settings.link):
         raise ConfigError(f"cost must be {_USAGE}, with numbers above 0", param="cost")
-    return settings
+    return folder, settings
