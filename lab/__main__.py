@@ -51,6 +51,9 @@ COMMANDS = {
     "gpus": Command(
         "lab.gpus.command", "recorded runs of GPUs repeated in virtual time from measured kernels"
     ),
+    "gpu_tables": Command(
+        "lab.gpus.left_out", "errors between the points of measured kernels, by left out grid lines"
+    ),
     "host": Command("lab.host_time", "host time and device idle time per iteration"),
     "install": Command(
         "lab.install", "time of an installation from the source tree, and the size of the wheel"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.baselines.policy import Setting
-from lab.paper.gpt import StageCost
+from lab.paper.gpt import EngineCost
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
@@ -51,16 +51,14 @@ class FasterTransformerScheduler(RequestLevelScheduler):
 class FullBatchCost:
     """The cost of a microbatch with places for `mbs` requests, also if some are empty."""
 
-    inner: StageCost
+    inner: EngineCost
     mbs: int
     host: float = 0.0
     buckets: tuple[int, ...] = ()
 
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
-        """The seconds of the inner cost; those beside the weights grow with the empty places."""
-        (seconds, *_) = self.inner.stages(work, 1)
-        fixed = (self.inner.weights + self.inner.control) * work.steps
-        return [fixed + (seconds - fixed) * self.mbs / work.members] * num_stages
+        """The seconds of the inner cost with all places taken."""
+        return self.inner.filled(work, self.mbs, num_stages)
 
 
 def make(setting: Setting) -> FasterTransformerScheduler:
@@ -68,6 +66,6 @@ def make(setting: Setting) -> FasterTransformerScheduler:
     return FasterTransformerScheduler(setting.max_bs, setting.mbs)
 
 
-def full_batches(cost: StageCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
+def full_batches(cost: EngineCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
     """The cost of batches at their full size."""
     return FullBatchCost(cost, setting.mbs, cost.host)

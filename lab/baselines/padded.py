@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lab.baselines.policy import Setting
-from lab.paper.gpt import StageCost
+from lab.paper.gpt import EngineCost, StageCost
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
@@ -64,7 +64,8 @@ def make(setting: Setting) -> PaddedScheduler:
     return PaddedScheduler(setting.max_bs, setting.in_flight)
 
 
-def padded_batches(cost: StageCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
+def padded_batches(cost: EngineCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
     """The cost of padded batches. Attention is batched, since all members have one shape."""
     assert isinstance(scheduler, PaddedScheduler), "a scheduler of another policy"
+    assert isinstance(cost, StageCost), "padded batches have fitted costs only"
     return PaddedCost(replace(cost, request=0.0), scheduler, cost.host)

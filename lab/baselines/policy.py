@@ -7,7 +7,7 @@ name such as `orca(32)` in every table.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lab.paper.gpt import StageCost
+from lab.paper.gpt import EngineCost
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost
 
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
     token_budget: int
 
 
-def same_cost(cost: StageCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
+def same_cost(cost: EngineCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
     """The cost of ORCA's engine."""
     return cost
 
@@ -40,7 +40,7 @@ class Policy(NamedTuple):
     """
 
     make: Callable[[Setting], KnownScheduler]
-    cost: Callable[[StageCost, Setting, KnownScheduler], IterationCost] = same_cost
+    cost: Callable[[EngineCost, Setting, KnownScheduler], IterationCost] = same_cost
     preallocates: bool = False
     has_all_rows: bool = False
     waits: bool = False

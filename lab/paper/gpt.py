@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from orca_jax.sim.cost import WorkCounts
+from orca_jax.sim.cost import IterationCost, WorkCounts
 
 VOCABULARY = 50_257  # of GPT-2 and GPT-3
 LONGEST = 2048  # tokens of a request, preallocated by FasterTransformer (section 6.2)
@@ -30,6 +30,14 @@ class Device(Protocol):
     @property
     def flops(self) -> float:
         """Operations per second on 16-bit numbers, without sparsity."""
+        ...
+
+
+class EngineCost(IterationCost, Protocol):
+    """The cost of a stage with an engine."""
+
+    def filled(self, work: WorkCounts, places: int, num_stages: int) -> Sequence[float]:
+        """Seconds on each stage, if a batch has all its places taken by members like its own."""
         ...
 
 
@@ -67,6 +75,12 @@ class StageCost:
             work.context + work.chunk_context
         )
         return [seconds] * num_stages
+
+    def filled(self, work: WorkCounts, places: int, num_stages: int) -> Sequence[float]:
+        """The same seconds on each stage; those beside the weights grow with the empty places."""
+        (seconds, *_) = self.stages(work, 1)
+        fixed = (self.weights + self.control) * work.steps
+        return [fixed + (seconds - fixed) * places / work.members] * num_stages
 
     def slower(self, factor: float) -> "StageCost":
         """The cost of an engine with this multiple of the seconds."""

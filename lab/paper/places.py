@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from lab.baselines import POLICIES, Policy, Setting
 from lab.paper.fits import FITTED, Fit
-from lab.paper.gpt import LONGEST, MODELS, Device, StageCost
+from lab.paper.gpt import LONGEST, MODELS, Device, EngineCost, StageCost
+from lab.paper.kernels import KernelSource, kernel_cost
 from lab.paper.runs import Lengths, RunResult, serve
 from lab.paper.systems import System
 from orca_jax.engine import Engine
@@ -34,6 +35,7 @@ class Place:
     control: float = 0.0  # seconds of each stage to pass a plan on
     host: float = 0.0  # seconds of the host before each iteration
     token_budget: int = 512  # of `chunked`
+    kernels: KernelSource | None = None  # None: the cost is that of the fit
     check_in_interval: int = 1  # of `chunked` on one stage, with one more iteration in flight
 
     @property
@@ -113,8 +115,10 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     return Simulation(engine, executor, clock)
 
 
-def cost_of(policy: Policy, place: Place) -> StageCost:
+def cost_of(policy: Policy, place: Place) -> EngineCost:
     """The cost of a stage with an engine. FasterTransformer batches attention, since its batches have one shape."""
+    if place.kernels is not None:
+        return kernel_cost(place.model, place.kernels, is_batched=policy.is_paper_baseline)
     if not policy.is_paper_baseline:
         return place.cost
     cost = replace(place.cost, request=0.0)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort, add_processes
-from lab.reproduce import blocks, fig8, fig9, fig10, fig11, table1
+from lab.reproduce import blocks, fig8, fig9, fig10, fig11, predicted, table1
 from lab.reproduce.rows import EXPECTED, Row, changed, print_rows, read_expected, shown
 from lab.shelf import fairness, optimum, prefixes, ratios, stability
 from orca_jax.helpers.reporting import rounded, write_file
+from orca_jax.values.errors import ConfigError
 
 FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {
     "fig8": fig8.reproduce,
@@ -56,6 +57,13 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the exit status is 1 also if a printed value differs from the recorded one",
     )
+    parser.add_argument(
+        "--cost",
+        choices=("fitted", "tables"),
+        default="fitted",
+        help="tables: Figures 9b and 10 and the headline from measured kernels of --data, with nothing fitted",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the tables of kernels")
     add_processes(parser)
     parser.add_argument(
         "--record",
@@ -65,7 +73,18 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the figures; print their rows. Return 1 if a verdict differs from the expected one."""
+    """Run the figures; print their rows. Return 1 if a verdict differs from the expected one.
+
+    Raises:
+        ConfigError: a table of kernels is missing or wrong, or `data` is not given.
+    """
+    if args.cost == "tables":
+        if args.data is None:
+            raise ConfigError("cost tables needs data, the folder of the tables", param="data")
+        if args.figure != "all":
+            message = "cost tables has its figures together; give all instead of a name"
+            raise ConfigError(message, param="figure")
+        return predicted.run(args.data, args.processes, is_recorded=args.record)
     form = "quick" if args.quick else "full"
     effort = replace(QUICK if args.quick else FULL, processes=args.processes)
     expected = read_expected()

@@ -8,6 +8,7 @@ from typing import Any
 
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, Fit
+from lab.paper.kernels import KernelSource
 from lab.paper.places import Place, serve_system
 from lab.paper.points import read_figure_9b
 from lab.paper.runs import homogeneous
@@ -25,10 +26,15 @@ PAPER_GAIN = 1.47
 
 
 def batch_ms(
-    engine: str, model: str, num_prompt: int, size: int, fit: Fit = FITTED
+    engine: str,
+    model: str,
+    num_prompt: int,
+    size: int,
+    fit: Fit = FITTED,
+    kernels: KernelSource | None = None,
 ) -> float | None:
     """Milliseconds of a batch, without pipelining for either engine, as in the paper; None: out of memory."""
-    place = Place(model, fit=fit, n_workers=1)
+    place = Place(model, fit=fit, n_workers=1, kernels=kernels)
     system = System("orca", size) if engine == "orca" else System("ft", size, size)
     if not place.fits(system):
         return None

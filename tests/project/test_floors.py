@@ -140,6 +140,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "simulate": FACTS
     | {
         "bench",
+        "plan",
         "pictures",
         "console",
         "flags",

@@ -8,9 +8,9 @@ import pytest
 from lab.gpus import command
 from lab.gpus.runs import GpuRun, Limits
 from orca_jax.sim.cost import WorkCounts, work_of
-from orca_jax.tools.simulate import measured
+from orca_jax.tools.plan import measured
+from orca_jax.tools.plan.measured import Curve, Grid
 from orca_jax.tools.simulate.__main__ import main
-from orca_jax.tools.simulate.measured import Curve, Grid
 from orca_jax.tools.simulate.profile import ProfileCost, read_profile
 from orca_jax.values.errors import ConfigError
 

@@ -122,6 +122,11 @@ def make_parser() -> FlagParser:
         "most milliseconds between tokens of a request, for the choice of a split",
         metavar="X",
     )
+    made.add_argument(
+        "--cost",
+        metavar="tables:DIR,source=S",
+        help="times from the measured kernels of a folder, as in simulate, where it has this kind of devices",
+    )
     _add_shares(made)
     made.add_argument(
         "--compile",
@@ -195,6 +200,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from orca_jax.tools.plan.compiled import compiled_memory, topology_of
     from orca_jax.tools.plan.memory import Demand
     from orca_jax.tools.plan.options import choose, options
+    from orca_jax.tools.plan.timing import kernel_times
 
     if args.compile:
         topology_of(devices, 1)  # refused before the table is printed
@@ -219,7 +225,8 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         quantization=args.quantization,
     )
     shares = PeakShares(*(getattr(args, f"{name}_share") for name in PeakShares._fields))
-    found = options(model, devices, demand, args.prompt, shares)
+    kernels = kernel_times(args.cost, devices.name)
+    found = options(model, devices, demand, args.prompt, shares, kernels)
     chosen = choose(found, args.itl_target_ms)
     from orca_jax.tools.plan.report import described, print_compiled, print_plan
 

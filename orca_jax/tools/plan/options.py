@@ -7,6 +7,7 @@ from orca_jax.assembly.support import Facts, refusal
 from orca_jax.tools.plan.accelerators import Accelerator, Devices, PeakShares
 from orca_jax.tools.plan.memory import Capacity, Demand, Split, fit
 from orca_jax.tools.plan.roofline import Times, expected_times
+from orca_jax.tools.plan.timing import KernelTimes
 from orca_jax.values.cache_spec import ceil_div
 from orca_jax.values.config import EngineConfig, ModelConfig
 from orca_jax.values.platforms import platform_named
@@ -20,6 +21,7 @@ class Option:
     replicas: int
     nodes: int  # hosts of one copy
     times: Times | None  # None: the model does not fit, or the peak rates are unknown
+    is_measured: bool = False  # the times are from measured kernels
 
     @property
     def fits(self) -> bool:
@@ -88,11 +90,16 @@ def _is_supported(model: ModelConfig, kind: Accelerator, tensor: int, stages: in
 
 
 def options(
-    model: ModelConfig, devices: Devices, demand: Demand, prompt: int, shares: PeakShares
+    model: ModelConfig,
+    devices: Devices,
+    demand: Demand,
+    prompt: int,
+    shares: PeakShares,
+    kernels: KernelTimes | None = None,
 ) -> list[Option]:
-    """Return every way to use the devices."""
+    """Return every way to use the devices, with times from kernels where these cover a split."""
     return [
-        _option(model, devices, split, demand, prompt, shares)
+        _option(model, devices, split, demand, prompt, shares, kernels)
         for split in splits(demand.quantised(model), devices)
     ]
 
@@ -120,11 +127,15 @@ def _option(
     demand: Demand,
     prompt: int,
     shares: PeakShares,
+    kernels: KernelTimes | None,
 ) -> Option:
     memory = fit(model, split, devices.kind, demand)
     is_timed = not memory.shortage and devices.kind.flops > 0
-    times = (
-        expected_times(model, memory, devices.kind, demand, prompt, shares) if is_timed else None
-    )
+    times = measured = None
+    if is_timed:
+        if kernels is not None:
+            measured = kernels.times(model, memory, prompt)
+        times = measured or expected_times(model, memory, devices.kind, demand, prompt, shares)
     nodes = devices.kind.num_hosts(split.num_devices)
-    return Option(memory, devices.number // split.num_devices, nodes, times)
+    replicas = devices.number // split.num_devices
+    return Option(memory, replicas, nodes, times, measured is not None)

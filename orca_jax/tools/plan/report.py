@@ -39,9 +39,7 @@ def print_plan(
     print(
         f"{model} on {devices.number} x {devices.name}, {kind.memory / GIB:.1f} GiB each ({kind.source})"
     )
-    print(
-        "sizes are GiB on the fullest device; times are estimates from peak rates, not measurements"
-    )
+    print(f"sizes are GiB on the fullest device; times are estimates from {_origin(found)}")
     rows = [COLUMNS, *(_row(option, option is chosen) for option in found if option.fits)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows if len(rows) > 1 else []:
@@ -66,6 +64,17 @@ def print_plan(
             f"the model fits {size}: start {chosen.replicas} replicas, each with a server of its own"
         )
     print(" ".join([program("serve"), "--model", model, *flags, *chosen.flags()]))
+
+
+def _origin(found: Sequence[Option]) -> str:
+    """Return what the times are from, in words."""
+    rates = "peak rates, not measurements"
+    timed = [option.is_measured for option in found if option.times is not None]
+    if not any(timed):
+        return rates
+    return (
+        "measured kernels" if all(timed) else f"measured kernels, or for some splits from {rates}"
+    )
 
 
 def print_compiled(compiled: Mapping[str, int], chosen: Option) -> None:
@@ -125,11 +134,16 @@ def _described_group(group: LayerGroup, memory: Capacity) -> dict[str, Any]:
     }
 
 
-def _times(option: Option) -> dict[str, float] | None:
+def _times(option: Option) -> dict[str, float | str] | None:
     """Return the expected times of a copy and the tokens of all copies; None if they are unknown."""
     if option.times is None:
         return None
-    return {**option.times._asdict(), "tokens_per_second_of_all": option.tokens_per_second}
+    origin = "measured kernels" if option.is_measured else "peak rates"
+    return {
+        **option.times._asdict(),
+        "from": origin,
+        "tokens_per_second_of_all": option.tokens_per_second,
+    }
 
 
 def _row(option: Option, is_chosen: bool) -> tuple[str, ...]:

@@ -36,7 +36,8 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
         "--cost", default="0.02,0.0001", metavar="SECONDS",
         help="of an iteration, and of each of its tokens, and of each pair of tokens in attention: X, X,X or X,X,X; or "
         "a timeline of --trace-file, to fit them to; or profile:PREFIX,layers=N for the measured operators of a layer "
-        "in PREFIX_dense.csv, PREFIX_per_sequence.csv and PREFIX_attention.csv (default: 0.02,0.0001)",
+        "in PREFIX_dense.csv, PREFIX_per_sequence.csv and PREFIX_attention.csv; or "
+        "tables:DIR,card=C,source=S,model=M for the measured kernels of a card (default: 0.02,0.0001)",
     )  # fmt: skip
     made.add_argument(
         "--rate", type=float, nargs="+", metavar="X",

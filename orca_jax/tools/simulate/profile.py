@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.sim.cost import WorkCounts
-from orca_jax.tools.simulate.measured import Curve, Grid, read_rows
+from orca_jax.tools.plan.measured import Curve, Grid, read_rows
 from orca_jax.values.checks import short
 from orca_jax.values.errors import ConfigError
 
@@ -137,7 +137,7 @@ def read_profile(text: str) -> ProfileCost:
     curves = []
     for end, column in (("dense", "tokens"), ("per_sequence", "sequences")):
         found: dict[str, dict[int, float]] = {}
-        for row in read_rows(_file(prefix, end), [column], is_named=True):
+        for row in read_rows(_file(prefix, end), [column], ["layer"]):
             found.setdefault(row.name, {})[row.key[0]] = row.seconds
         curves.append({name: Curve(points) for name, points in found.items()})
     of_attention = {

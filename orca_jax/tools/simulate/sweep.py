@@ -18,6 +18,7 @@ from orca_jax.timeline.read import load_timeline
 from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
+from orca_jax.tools.plan.tables import TABLES, TablesCost, read_tables
 from orca_jax.tools.simulate.__main__ import SETTINGS
 from orca_jax.tools.simulate.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.simulate.run import SimulatedRecord, SimulatedRun, simulate
@@ -89,7 +90,7 @@ class _SweepRun(NamedTuple):
         rate = None if self.rate is None or math.isinf(self.rate) else self.rate
         run = {"policy": policy, "rate": rate, "arrivals": self.arrivals, "seed": self.seed}
         cost = found.device.cost
-        if isinstance(cost, ProfileCost):
+        if isinstance(cost, ProfileCost | TablesCost):
             run["lookups_outside"] = cost.num_outside
         return {**run, **found.figures}, found.records
 
@@ -155,6 +156,8 @@ def _in_processes(
 def _cost(text: str) -> IterationCost:
     if text.startswith(PROFILE):
         return read_profile(text)
+    if text.startswith(TABLES):
+        return read_tables(text)
     parts = text.split(",")
     try:
         numbers = [float(part) for part in parts]

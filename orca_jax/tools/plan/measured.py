@@ -18,7 +18,7 @@ MOST_BYTES = 32 * 2**20  # of a table, unpacked
 
 
 class MeasuredTime(NamedTuple):
-    """A line of a table: its name, its numbers and its time in seconds."""
+    """A line of a table: its name, "" without one, its numbers and its time in seconds."""
 
     name: str
     key: tuple[int, ...]
@@ -26,19 +26,19 @@ class MeasuredTime(NamedTuple):
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], *, is_named: bool = False
+    path: Path, columns: Sequence[str], texts: Sequence[str] = ()
 ) -> Iterator[MeasuredTime]:
     """Yield the lines of a table whose times are microseconds, in a column `time_us` or `us`.
 
     Args:
         path: a CSV file, also compressed by gzip.
         columns: names of the columns of numbers.
-        is_named: there is a first column `layer` with names.
+        texts: names of the columns of texts before them, which name a line together.
 
     Raises:
         ConfigError: the file cannot be read, or a line of it is wrong; `param` is "cost".
     """
-    names = ["layer", *columns] if is_named else list(columns)
+    names = [*texts, *columns]
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for number, cells in enumerate(_lines(path), start=1):
         if number == 1:
@@ -48,8 +48,8 @@ def read_rows(
             continue
         if len(cells) != len(names) + 1:
             raise _wrong(path, number, f"must have {len(names) + 1} values, got {len(cells)}")
-        name = cells.pop(0) if is_named else ""
-        *key, time = cells
+        name = " ".join(cells[: len(texts)])
+        *key, time = cells[len(texts) :]
         row = MeasuredTime(name, _counts(path, number, key), _seconds(path, number, time))
         if row[:2] in seen:
             raise _wrong(path, number, "repeats the numbers of an earlier line")
@@ -82,8 +82,8 @@ def _lines(path: Path) -> Iterator[list[str]]:
 
 
 def _counts(path: Path, line: int, cells: Sequence[str]) -> tuple[int, ...]:
-    if not all(cell.isascii() and cell.isdigit() and len(cell) < 10 for cell in cells):
-        raise _wrong(path, line, f"must have whole numbers below 10^9, got {short(cells)}")
+    if not all(cell.isascii() and cell.isdigit() and len(cell) < 11 for cell in cells):
+        raise _wrong(path, line, f"must have whole numbers below 10^10, got {short(cells)}")
     return tuple(map(int, cells))
 
 
@@ -102,23 +102,39 @@ def _wrong(path: Path, line: int, problem: str) -> ConfigError:
 
 
 class Curve:
-    """Seconds by one number: linear between the points, and proportional beyond the last one.
+    """Seconds by one number: linear between the points, and beyond the last one in proportion.
 
     Args:
-        points: at least one.
+        points: the seconds by number, at least one.
+        is_outside: all looked up numbers count as outside, as those of a line between other ones.
+
+    Attributes:
+        num_outside: numbers below the first point, whose seconds they got, or beyond the last one.
     """
 
-    def __init__(self, points: Mapping[int, float]) -> None:
+    def __init__(self, points: Mapping[int, float], *, is_outside: bool = False) -> None:
         self._numbers = sorted(points)
         self._seconds = [points[number] for number in self._numbers]
+        self._is_outside = is_outside
+        self.num_outside = 0
 
     def at(self, number: float) -> float:
         """The seconds; those of the first point below it."""
         numbers = self._numbers
+        seconds = self._seconds
+        self.num_outside += self._is_outside or not numbers[0] <= number <= numbers[-1]
         if number >= numbers[-1]:
-            return self._seconds[-1] * number / numbers[-1]
+            return seconds[-1] * number / numbers[-1]
         (low, share), (high, other) = neighbours(numbers, number)
-        return share * self._seconds[low] + other * self._seconds[high]
+        return share * seconds[low] + other * seconds[high]
+
+
+def power_between(number: float, low: tuple[int, float], high: tuple[int, float]) -> float:
+    """The seconds at a number between two points, by the power of the number that goes through both."""
+    if number <= low[0] or low[0] == high[0]:
+        return low[1]
+    rise = math.log(number / low[0]) / math.log(high[0] / low[0])
+    return float(low[1] * (high[1] / low[1]) ** rise)
 
 
 class Grid:
@@ -152,6 +168,17 @@ class Grid:
             self.num_outside += 1
             return self._nearest(key)
         return total / weight
+
+    def holds(self, key: Sequence[float]) -> bool:
+        """Return True if no number is beyond its axis."""
+        return all([number <= axis[-1] for axis, number in zip(self._axes, key, strict=True)])
+
+    def grown(self, key: Sequence[float]) -> float:
+        """The seconds. Beyond an axis they grow in proportion, and `num_outside` grows."""
+        growth = math.prod(
+            [max(1.0, number / axis[-1]) for axis, number in zip(self._axes, key, strict=True)]
+        )
+        return growth * self.at(key)
 
     def _nearest(self, key: Sequence[float]) -> float:
         """The seconds of the point with the least sum of distances, each as a share of its axis."""
