@@ -13,6 +13,7 @@ from orca_jax.cluster.keys import make_key_file
 from orca_jax.cluster.launch import free_ports
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.tools.convert.__main__ import main as convert
+from tests.bench.test_records import SAMPLES as RECORDS
 from tests.bench.test_workload_files import AZURE, MOONCAKE
 from tests.lora.directories import ADAPTERS
 from tests.model.reference import REFERENCE
@@ -60,6 +61,7 @@ TEXTS: Mapping[str, str] = {
     "rows": json.dumps(ROW) + "\n",
     "azure": AZURE,
     "mooncake": MOONCAKE,
+    "recorded": 2 * (RECORDS / "vllm_bench.jsonl").read_text(encoding="utf-8"),
     "template": "{% for message in messages %}{{ message.content }}{% endfor %}",
     "calibration": '{"version": 1, "kinds": {"choice": {"temperature": 2.0}}}',
     "labelled": LABELLED,

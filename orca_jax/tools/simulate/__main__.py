@@ -30,14 +30,15 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
     name = program("simulate")
     made = FlagParser(prog=name, usage=f"{name} POLICY ... [flags]", description=__doc__)
     made.add_argument(
-        "policies", nargs="+", metavar="POLICY", help="name of a scheduler, or FILE.py:CLASS"
+        "policies", nargs="*", metavar="POLICY", help="name of a scheduler, or FILE.py:CLASS"
     )
     made.add_argument(
-        "--cost", default="0.02,0.0001", metavar="SECONDS",
+        "--cost", metavar="SECONDS",
         help="of an iteration, and of each of its tokens, and of each pair of tokens in attention: X, X,X or X,X,X; or "
         "a timeline of --trace-file, to fit them to; or profile:PREFIX,layers=N for the measured operators of a layer "
         "in PREFIX_dense.csv, PREFIX_per_sequence.csv and PREFIX_attention.csv; or "
-        "tables:DIR,card=C,source=S,model=M for the measured kernels of a card (default: 0.02,0.0001)",
+        "tables:DIR,card=C,source=S,model=M for the measured kernels of a card (default: fitted to --recorded, else "
+        "0.02,0.0001)",
     )  # fmt: skip
     made.add_argument(
         "--rate", type=float, nargs="+", metavar="X",
@@ -62,6 +63,16 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
         metavar="REQUEST@ITERATION",
         help="say why a request of one run is not in an iteration, as in 17@940",
     )
+    made.add_argument(
+        "--recorded", metavar="FILE",
+        help="requests that another engine or a load generator has recorded: vLLM, guidellm, inference-perf, "
+        "OpenTelemetry, Mooncake, Azure, or a timeline; they run again under each policy",
+    )  # fmt: skip
+    made.add_argument(
+        "--policies", dest="chosen", nargs="+", metavar="POLICY",
+        help="policies of --recorded; all: those of the package, and of the shelf in a clone (default: all)",
+    )  # fmt: skip
+    made.add_argument("--out", metavar="PAGE", help="page of --recorded, as HTML")
     add_workload_args(made)
     add_urgency_args(made)
     add_setting_args(made, SETTINGS)

@@ -19,6 +19,7 @@ from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
 from orca_jax.tools.plan.tables import TABLES, TablesCost, read_tables
+from orca_jax.tools.simulate import last_night
 from orca_jax.tools.simulate.__main__ import SETTINGS
 from orca_jax.tools.simulate.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.simulate.run import SimulatedRecord, SimulatedRun, simulate
@@ -35,6 +36,8 @@ COLUMNS = {
     "p99_inter_token_ms": "p99 gap", "median_normalized_latency_ms": "ms/token", "preemptions": "preemptions",
     "late_requests": "late", "overruled_decisions": "overruled",
 }  # fmt: skip
+FLAGS = {"chosen": "policies", "out": "out"}
+COST = "0.02,0.0001"
 VOCABULARY = 50_000
 MOST_SECONDS = 1e6
 """Of a cost: the sums of longer times lose their digits."""
@@ -101,6 +104,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
+    if args.recorded is not None:
+        given = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+        return last_night.run(args, given, None if args.cost is None else _cost(args.cost))
+    for name in ("chosen", "out"):
+        require(getattr(args, name) is None, name, f"{FLAGS[name]} is for --recorded; leave it out")
+    require(bool(args.policies), "policies", "policies must be at least one, such as chunked")
+    args.cost = args.cost or COST
     require(args.jobs >= 1, "jobs", f"jobs must be at least 1, got {args.jobs}")
     runs = [
         _SweepRun(*each, args) for each in product(args.policies, args.rate or [None], args.seed)

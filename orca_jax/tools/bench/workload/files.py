@@ -41,6 +41,9 @@ class RecordedRequest:
     blocks: tuple[int, ...] = ()
     block_size: int = 0  # tokens of a block
     urgency: Urgency = DEFAULT_URGENCY
+    # seconds from the arrival to the first and to the last token; None: not recorded
+    first_token: float | None = None
+    latency: float | None = None
 
 
 def read_azure(
@@ -54,9 +57,9 @@ def read_azure(
 
     def read(line: dict[str, str]) -> RecordedRequest:
         arrival = datetime.fromisoformat(line["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
-        num_input = _scaled(int(line["ContextTokens"]), scale)
-        num_output = _scaled(int(line["GeneratedTokens"]), scale)
-        return RecordedRequest(arrival, num_input, num_output, urgency=_urgency(line))
+        num_input = scaled_length(int(line["ContextTokens"]), scale)
+        num_output = scaled_length(int(line["GeneratedTokens"]), scale)
+        return RecordedRequest(arrival, num_input, num_output, urgency=urgency_of(line))
 
     with _opened(path) as lines:
         rows = csv.DictReader(lines)
@@ -93,11 +96,11 @@ def read_mooncake(
             raise ValueError(f"{length} tokens are not {len(blocks)} blocks")
         full, rest = divmod(length, MOONCAKE_BLOCK)
         num_input = max(1, full * block + math.ceil(rest * scale))  # never beyond its last block
-        num_output = _scaled(int(line["output_length"]), scale)
+        num_output = scaled_length(int(line["output_length"]), scale)
         arrival = float(line["timestamp"]) / 1e3
         if not math.isfinite(arrival):
             raise ValueError(f"timestamp must be a number of milliseconds, got {line['timestamp']}")
-        return RecordedRequest(arrival, num_input, num_output, blocks, block, _urgency(line))
+        return RecordedRequest(arrival, num_input, num_output, blocks, block, urgency_of(line))
 
     with _opened(path) as lines:
         return _first(path, map(read, lines), num_requests, seconds, first_line=1)
@@ -152,7 +155,8 @@ def _wrong(path: str, why: str) -> ConfigError:
     return ConfigError(message, param="trace_data")
 
 
-def _scaled(length: int, scale: float) -> int:
+def scaled_length(length: int, scale: float) -> int:
+    """Return the tokens of a scaled length, at least 1. Raises ValueError."""
     if length < 0:
         raise ValueError(f"a length must not be negative, got {length}")
     if length * scale > MOST_TOKENS:
@@ -160,7 +164,7 @@ def _scaled(length: int, scale: float) -> int:
     return max(1, round(length * scale))
 
 
-def _urgency(line: Mapping[str, Any]) -> Urgency:
+def urgency_of(line: Mapping[str, Any]) -> Urgency:
     """The fields of `Urgency` in a line, which are texts in a CSV file. Raises ValueError."""
     given = {each.name: line.get(each.name) for each in fields(Urgency)}
     return Urgency(
