@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from lab.baselines import POLICIES
 from lab.pages.markdown import between, table
@@ -46,7 +45,7 @@ BASE = (
     "attention by request, two batches in flight on one stage, NCCL, bandwidth of the paper's card"
 )
 HOST = "host constant from one point of Figure 9b: orca(32) with one request"
-LIMITS = {"9b orca": 0.12, "9b ft": 0.09, "101B": 0.20, "175B": 0.15, "341B": 0.25}
+LIMITS = {"9b orca": 0.12, "9b ft": 0.08, "101B": 0.19, "175B": 0.15, "341B": 0.25}
 """The most errors of the first variant, as shares."""
 VARIANTS: Mapping[str, Callable[[KernelSource], KernelSource]] = {
     BASE: lambda base: base,
@@ -58,6 +57,20 @@ VARIANTS: Mapping[str, Callable[[KernelSource], KernelSource]] = {
     "kernels of SGLang": lambda base: base._replace(source="sglang"),
 }
 CURVES = (BASE, "attention fused", HOST)
+
+
+EVIDENCE = """
+Evidence, not facts, about the paper's engine:
+
+- Sums of NCCL fit Figure 9b better than today's own sums: the paper names NCCL.
+- Attention by request is too slow for 16 and 32 requests of Figure 9b, and fused attention is too fast: the engine lies
+  between. Its kernels joined the thread blocks of requests, so a request costs less than a launch.
+- One constant of the host, from one point, brings FasterTransformer's batches to the error of reading the figure. Norms
+  and activations take longer than their bytes, and no table has them.
+- FasterTransformer's curves of Figure 10 are not predicted: the time of its control messages in a pipeline and
+  its batches at full size are in no table.
+- H100 stages of recorded runs are not at hand: their sources have no licence.
+"""
 
 
 def host_constant(source: KernelSource) -> float:
@@ -74,11 +87,11 @@ def run(folder: Path, processes: int, *, is_recorded: bool) -> int:
     Raises:
         ConfigError: a table is missing or wrong; `param` is "cost".
     """
-    found: dict[str, dict[str, Any]] = {}
     base = KernelSource(folder)
+    found = {name: batch_errors(changed(base)) for name, changed in VARIANTS.items()}
     effort = replace(EFFORT, processes=processes)
     for name, changed in VARIANTS.items():
-        found[name] = errors(changed(base), effort, has_curves=name in CURVES)
+        found[name] |= errors(changed(base), effort, has_curves=name in CURVES)
         print_table(name, {key: f"{value:.3f}" for key, value in found[name].items()})
         if is_recorded:
             _record(found)
@@ -97,8 +110,8 @@ def _record(found: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def errors(source: KernelSource, effort: Effort, *, has_curves: bool) -> dict[str, float]:
-    """The errors of a variant: of Figure 9b, of saturations, of curves if wanted, and the headline beside them."""
-    found = batch_errors(source)
+    """The errors of a variant in Figure 10: of saturations, of curves if wanted, and the headline beside them."""
+    found = {}
     paper = read_figure_10()
     for model in MODELS:
         place = Place(model, fit=UNFITTED, kernels=source)
@@ -139,13 +152,20 @@ def _saturation(name: str, place: Place) -> float:
     return saturation(parse_system(name, POLICIES), place, paper_lengths(FEW, EFFORT.seed))
 
 
+def _cell(variant: str, key: str, values: Mapping[str, float]) -> str:
+    if key not in values:
+        return ""
+    is_above = variant == BASE and values[key] > LIMITS.get(key, math.inf)
+    return f"{values[key]:.1%}" + " FAIL" * is_above
+
+
 def block() -> str:
     """The recorded errors, in Markdown."""
     found = json.loads(RESULT.read_text(encoding="utf-8"))["variants"]
     head = ["9b orca", "9b ft", *MODELS, *[f"{model} saturations" for model in MODELS]]
     rows = [["limit", *[f"{LIMITS[key]:.0%}" if key in LIMITS else "" for key in head], ""]]
     for name, values in found.items():
-        cells = [f"{values[key]:.1%}" if key in values else "" for key in head]
+        cells = [_cell(name, key, values) for key in head]
         ratio = f"{values['headline']:.1f}" if "headline" in values else ""
         rows.append([name, *cells, ratio])
-    return table(["variant", *head, "headline (36.9)"], rows)
+    return table(["variant", *head, "headline (36.9)"], rows) + EVIDENCE

@@ -7,6 +7,7 @@ import pytest
 from lab.__main__ import main
 from lab.gpus import left_out
 from lab.paper.kernels import KernelSource, kernel_cost
+from lab.reproduce import predicted
 from orca_jax.sim.cost import work_of
 from tests.simulate.test_tables import HEADS, written
 
@@ -54,3 +55,7 @@ def test_the_paper_predicted_needs_a_folder(capsys: pytest.CaptureFixture[str]) 
     assert "give all instead of a name" in capsys.readouterr().err
     assert main(["reproduce", "all", "--cost", "tables", "--data", "missing"]) == 2
     assert "missing/a100_sxm_gemm_vllm.csv cannot be read" in capsys.readouterr().err
+
+
+def test_the_recorded_predictions_are_on_the_page() -> None:
+    assert predicted.block() in predicted.PAGE.read_text(encoding="utf-8")
