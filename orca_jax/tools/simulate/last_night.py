@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orca_jax
 from orca_jax.helpers.reporting import write_file
 from orca_jax.sim.cost import IterationCost, LinearCost, windows_of
 from orca_jax.timeline.read import token_times
@@ -214,7 +213,7 @@ def errors_of(
 def expanded(names: Sequence[str]) -> list[str]:
     """The policies of these names; `all` stands for those of the package, and of the shelf in a clone."""
     shelf = [*SCHEDULERS, *[f"{BASE}:{name}" for name in ORDERINGS if name != "fcfs"]]
-    folder = Path(orca_jax.__file__).parents[1] / "lab" / "policies"
+    folder = Path(__file__).parents[3] / "lab" / "policies"
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and "decide" in {
