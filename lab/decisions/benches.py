@@ -1,7 +1,8 @@
 """Run jevbench and sys1bench against a server with a real model, and record their figures.
 
 Both benchmarks run in an environment of their own, unmodified, by `POST /v1/systemone`. jevbench runs a bundled suite,
-and sys1bench its generated items with permuted options (suite A), and its test of co-asked questions (suite E).
+and sys1bench all of its suites: generated items with permuted options (A), and with fewer items numbers of options and
+lengths of states (C), disturbed states (D), co-asked questions (E), levels (F), negations (G) and costs (I).
 """
 
 import argparse
@@ -21,7 +22,7 @@ from orca_jax.helpers.bundled import model_directory
 from orca_jax.values.errors import OrcaError
 
 NAME = "decided"  # of the model, for the benchmarks
-_OTHER_QUESTIONS = "2,5,10"
+_TARGETS = ("queue", "priority")  # questions that others are asked beside
 _SETTINGS = """\
 adapter: jev_typesafe
 model_id: {name}
@@ -43,7 +44,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="name in the record (default: the model)")
     parser.add_argument("--dtype", default="bfloat16", help="numbers of the model")
     parser.add_argument("--suite", default="jevbench-mini", help="of jevbench")
-    add_number(parser, "--items", 40, "of each generator of sys1bench")
+    add_number(parser, "--items", 40, "of each generator in suite A of sys1bench")
+    add_number(parser, "--few", 8, "items of each generator in its other suites")
     add_save(parser)
 
 
@@ -52,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     python = python_environment(ROOT / ".judges", "decision-benches", "3.12")
     key = f"sk-{secrets.token_hex(16)}"
     flags = ["--model", model_directory(args.model), "--served-model-name", NAME]
-    flags += ["--dtype", args.dtype, "--max-model-len", "4096", "--max-num-seqs", "32"]
+    flags += ["--dtype", args.dtype, "--max-model-len", "8192", "--max-num-seqs", "32"]
     with tempfile.TemporaryDirectory() as folder, serving(ROOT, flags, key) as server:
         url = f"http://127.0.0.1:{server.port}"
         benches = Benches(python.parent, Path(folder), url, key)
         result = {
             "jevbench": benches.jevbench(args.suite),
-            "sys1bench": benches.sys1bench(args.items),
+            "sys1bench": benches.sys1bench(args.items, args.few),
         }
     finish(args, "benches", args.name or args.model, {"dtype": args.dtype, **result})
     changed = [one["divergence"] for one in result["sys1bench"]["interference"].values()]
@@ -82,19 +84,22 @@ class Benches:
         scores = self._read("report.json")["scores"]
         return {"suite": suite, "overall": scores["overall"], "pillars": scores["pillars"]}
 
-    def sys1bench(self, items: int) -> dict[str, Any]:
-        """Accuracy, calibration error and permutations by question; divergence beside other questions."""
+    def sys1bench(self, items: int, few: int) -> dict[str, Any]:
+        """The figures of all suites: see `sys1_figures`."""
         settings = _SETTINGS.format(name=NAME, url=self._url, key=self._key)
         (self._folder / "settings.yaml").write_text(settings, encoding="utf-8")
         adapter = ["--adapter", "jev_typesafe", "--model", NAME, "--config", "settings.yaml"]
-        words = ["suite", "A", "found", *adapter, "--n", str(items), "--concurrency", "4"]
-        self._run("sys1bench", words)
+        for suites, number in (("A", items), ("CDEFGI", few)):
+            words = ["suite", suites, "found", *adapter, "--n", str(number), "--concurrency", "4"]
+            self._run("sys1bench", words)
         files = sorted(str(each) for each in (self._folder / "found").glob("preds_*.jsonl"))
         self._run("sys1bench", ["score", *files, "--out", "scores.json"])
-        manifest = str(self._folder / "found" / "tickets.jsonl")
-        words = ["interference", manifest, "beside.json", *adapter, "--qs", _OTHER_QUESTIONS]
-        self._run("sys1bench", [*words, "--limit", str(items), "--concurrency", "4"])
-        return sys1_figures(self._read("scores.json"), self._read("beside.json"))
+        swept = {each.stem: self._read(str(each)) for each in self._swept()}
+        return sys1_figures(self._read("scores.json"), swept)
+
+    def _swept(self) -> list[Path]:
+        """The files of all suites but A."""
+        return sorted((self._folder / "found_sweeps").glob("*.json"))
 
     def _run(self, program: str, words: Sequence[str]) -> None:
         done = subprocess.run(
@@ -112,8 +117,13 @@ class Benches:
         return json.loads((self._folder / name).read_text(encoding="utf-8"))
 
 
-def sys1_figures(scores: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
-    """The figures of sys1bench that the page shows."""
+def sys1_figures(scores: dict[str, Any], swept: dict[str, Any]) -> dict[str, Any]:
+    """The figures of sys1bench that the page shows.
+
+    Args:
+        scores: of suite A, by question.
+        swept: the files of the other suites, by name.
+    """
     questions = {
         name.rpartition(" / ")[2]: {
             "accuracy": one["accuracy"],
@@ -122,10 +132,45 @@ def sys1_figures(scores: dict[str, Any], beside: dict[str, Any]) -> dict[str, An
         for name, one in scores.items()
     }
     interference = {}
-    for kind, by_number in beside["by_kind"].items():
-        for number, one in by_number.items():
-            interference[f"{kind}, {number}"] = {
-                "divergence": one["mean_jsd_vs_alone"],
-                "flips": one["argmax_flip_rate"],
-            }
-    return {"questions": questions, "interference": interference}
+    for target in _TARGETS:
+        for kind, by_number in swept[f"interference_{target}"]["by_kind"].items():
+            for number, one in by_number.items():
+                interference[f"{target}, {kind}, {number}"] = {
+                    "divergence": one["mean_jsd_vs_alone"],
+                    "flips": one["argmax_flip_rate"],
+                }
+    return {"questions": questions, "interference": interference, "swept": _swept_figures(swept)}
+
+
+def _swept_figures(swept: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The figures of suites C, D, F, G and I, by what is varied."""
+    options = {
+        number: one["accuracy"]
+        for number, one in swept["cardinality_rag"].items()
+        if one.get("accuracy") is not None
+    }
+    lengths = {}
+    for number, one in swept["length_tickets"].items():
+        # without answers there is no accuracy: the longest states leave no room in the context
+        right = [each.get("accuracy") for each in one["by_question"].values()]
+        if None not in right:
+            lengths[number] = sum(right) / len(right)
+    noul = swept["noul_is_angry"]
+    negated = [one["complement_mad"] for one in noul["complement"]["negations"]]
+    levels = swept["ordinal_probes"]["by_levels"]
+    disturbed = {}
+    for name, by_question in swept["robustness_tickets"]["perturbations"].items():
+        moved = [each["jsd_vs_clean"] for each in by_question.values()]
+        disturbed[name] = sum(moved) / len(moved)
+    costs = swept["decision_value_tickets"]["is_angry"]
+    return {
+        "accuracy by options": options,
+        "accuracy by tokens": lengths,
+        "divergence by disturbance": disturbed,
+        "accuracy by levels": {number: one["exact_accuracy"] for number, one in levels.items()},
+        "negation, distance from 1": {
+            f"wording {index}": apart for index, apart in enumerate(negated, 1)
+        },
+        "choice and noul, divergence": {"is_angry": noul["choice_vs_noul"]["mean_jsd"]},
+        "cost of a decision": {name: costs[name]["mean_cost"] for name in ("argmax", "bayes")},
+    }

@@ -105,6 +105,9 @@ def _benches(models: Models) -> str:
         flips = max([each["flips"] for each in found["interference"].values()])
         text = f"divergence at most {changed:.4f}, flips {flips:.3f}"
         rows.append([name, "sys1bench, beside other questions", text])
+        for what, figures in found["swept"].items():
+            text = ", ".join([f"{each} {value:.3f}" for each, value in figures.items()])
+            rows.append([name, f"sys1bench, {what}", text])
     return _with("Benchmarks of others", "benches", table(head, rows), models)
 
 

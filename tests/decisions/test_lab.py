@@ -4,6 +4,7 @@ import io
 import math
 import random
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,13 +82,13 @@ def test_labelled_texts_are_read_and_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     }
     whole = archive({labelled._INNER: archive(inner)})
     monkeypatch.setattr(labelled, "_downloaded", lambda folder: whole)
-    tweets, kinds = labelled.labelled_sets(labelled.Path(), 12)
+    tweets, kinds = labelled.labelled_sets(Path(), 12)
     assert [len(each.rows) for each in (tweets, kinds)] == [12, 12]
     assert {int(row.text.split()[-1]) % 3 for row in tweets.rows if row.answer == 2} == {2}
     assert all(row.text.startswith("a & ") for row in kinds.rows)
 
 
-def test_another_file_of_the_package_is_refused(tmp_path: labelled.Path) -> None:
+def test_another_file_of_the_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / labelled._FILE).write_bytes(b"other")
     with pytest.raises(OrcaError, match="is not the file"):
         labelled.labelled_sets(tmp_path, 12)
@@ -109,9 +110,38 @@ def test_ratios_of_times() -> None:
 def test_figures_of_sys1bench() -> None:
     card = {"accuracy": 0.5, "calibration": {"ece_width_15": 0.1}}
     one: dict[str, Any] = {"mean_jsd_vs_alone": 0.0, "argmax_flip_rate": 0.0}
-    found = sys1_figures({"m / queue": card}, {"by_kind": {"relevant": {"2": one}}})
+    beside = {"by_kind": {"relevant": {"2": one}}}
+    swept = {
+        "interference_queue": beside,
+        "interference_priority": beside,
+        "cardinality_rag": {"2": {"accuracy": 0.5}, "255": {}},
+        "length_tickets": {
+            "128": {"by_question": {"a": {"accuracy": 0.5}, "b": {"accuracy": 1.0}}},
+            "8192": {"by_question": {"a": {"n": 0}, "b": {"n": 0}}},
+        },
+        "noul_is_angry": {
+            "complement": {"negations": [{"complement_mad": 0.2}]},
+            "choice_vs_noul": {"mean_jsd": 0.1},
+        },
+        "ordinal_probes": {"by_levels": {"3": {"exact_accuracy": 0.25}}},
+        "robustness_tickets": {"perturbations": {"upper": {"a": {"jsd_vs_clean": 0.3}}}},
+        "decision_value_tickets": {
+            "is_angry": {"argmax": {"mean_cost": 2.0}, "bayes": {"mean_cost": 1.0}}
+        },
+    }
+    found = sys1_figures({"m / queue": card}, swept)
     assert found["questions"] == {"queue": {"accuracy": 0.5, "ece": 0.1}}
-    assert found["interference"] == {"relevant, 2": {"divergence": 0.0, "flips": 0.0}}
+    same = {"divergence": 0.0, "flips": 0.0}
+    assert found["interference"] == {"queue, relevant, 2": same, "priority, relevant, 2": same}
+    assert found["swept"] == {
+        "accuracy by options": {"2": 0.5},
+        "accuracy by tokens": {"128": 0.75},
+        "divergence by disturbance": {"upper": 0.3},
+        "accuracy by levels": {"3": 0.25},
+        "negation, distance from 1": {"wording 1": 0.2},
+        "choice and noul, divergence": {"is_angry": 0.1},
+        "cost of a decision": {"argmax": 2.0, "bayes": 1.0},
+    }
 
 
 def test_the_page_shows_what_the_record_has() -> None:

@@ -9,6 +9,7 @@ from lab.gpus import left_out
 from lab.paper.kernels import KernelSource, kernel_cost
 from lab.reproduce import predicted
 from orca_jax.sim.cost import work_of
+from tests.project.source import ROOT
 from tests.simulate.test_tables import HEADS, written
 
 
@@ -58,4 +59,4 @@ def test_the_paper_predicted_needs_a_folder(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_recorded_predictions_are_on_the_page() -> None:
-    assert predicted.block() in predicted.PAGE.read_text(encoding="utf-8")
+    assert predicted.block() in (ROOT / predicted.PAGE).read_text(encoding="utf-8")

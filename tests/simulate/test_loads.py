@@ -15,7 +15,7 @@ from orca_jax.flags.program import run_program
 from orca_jax.policy import API, Decision, PolicyView, RequestView
 from orca_jax.timeline.read import load_timeline
 from orca_jax.tools.bench.workload.files import read_azure, read_mooncake
-from orca_jax.tools.simulate import sweep
+from orca_jax.tools.simulate import processes
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import Urgency
 
@@ -289,7 +289,7 @@ def test_a_limit_of_threads_is_named(
     def start(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(sweep.ProcessPoolExecutor, "_start_executor_manager_thread", start)
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "_start_executor_manager_thread", start)
     assert (
         main(["simulate", "chunked", "--rate", "1", "2", "--jobs", "2", "--num-requests", "2"]) == 2
     )

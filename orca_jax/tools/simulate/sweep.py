@@ -5,11 +5,8 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from io import StringIO
 from itertools import product
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from orca_jax.helpers.reporting import write_file
@@ -19,8 +16,9 @@ from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
 from orca_jax.tools.plan.tables import TABLES, TablesCost, read_tables
-from orca_jax.tools.simulate import last_night
+from orca_jax.tools.simulate import recorded
 from orca_jax.tools.simulate.__main__ import SETTINGS
+from orca_jax.tools.simulate.processes import in_processes
 from orca_jax.tools.simulate.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.simulate.run import SimulatedRecord, SimulatedRun, simulate
 from orca_jax.tools.simulate.why import why
@@ -104,14 +102,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
+    require(args.jobs >= 1, "jobs", f"jobs must be at least 1, got {args.jobs}")
     if args.recorded is not None:
         given = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
-        return last_night.run(args, given, None if args.cost is None else _cost(args.cost))
+        return recorded.run(args, given, None if args.cost is None else _cost(args.cost))
     for name in ("chosen", "out"):
         require(getattr(args, name) is None, name, f"{FLAGS[name]} is for --recorded; leave it out")
     require(bool(args.policies), "policies", "policies must be at least one, such as chunked")
     args.cost = args.cost or COST
-    require(args.jobs >= 1, "jobs", f"jobs must be at least 1, got {args.jobs}")
     runs = [
         _SweepRun(*each, args) for each in product(args.policies, args.rate or [None], args.seed)
     ]
@@ -130,11 +128,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.timeline is not None:
         write_file(args.timeline, runs[0].simulated().data)
-    results = (
-        [each.figures() for each in runs]
-        if len(runs) == 1 or args.jobs == 1
-        else _in_processes(runs, args.jobs)
-    )
+    results = in_processes(_SweepRun.figures, runs, args.jobs)
     if args.csv is not None:
         write_file(args.csv, _csv(results).encode())
     _print([figures for figures, _ in results])
@@ -149,18 +143,6 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
-
-
-def _in_processes(
-    runs: Sequence[_SweepRun], number: int
-) -> list[tuple[dict[str, Any], list[SimulatedRecord]]]:
-    """The results of several processes. Raises ConfigError if one of them cannot be started, or is killed."""
-    try:
-        with ProcessPoolExecutor(number, get_context("spawn")) as processes:
-            return list(processes.map(_SweepRun.figures, runs))
-    except BrokenProcessPool as error:
-        message = "a process was killed, or could not be started (limits of memory, ulimit -u); lower jobs"
-        raise ConfigError(message, param="jobs") from error
 
 
 def _cost(text: str) -> IterationCost:

@@ -12,7 +12,7 @@ READ = 2**16
 MOST_CHARACTERS = 2**26
 """Of one entry: a line, or an element."""
 
-type Entry = tuple[int, Any]
+type NumberedValue = tuple[int, Any]
 """The number of a line, and the value of JSON that begins there."""
 
 
@@ -25,7 +25,7 @@ class LineError(Exception):
         self.reason = str(reason)
 
 
-def lines(file: IO[str]) -> Iterator[Entry]:
+def lines(file: IO[str]) -> Iterator[NumberedValue]:
     """The values of a file of JSON lines."""
     number = 0
     while text := file.readline(MOST_CHARACTERS):
@@ -40,7 +40,7 @@ def lines(file: IO[str]) -> Iterator[Entry]:
             raise LineError(number, error) from error
 
 
-def elements(opening: str, file: IO[str]) -> Iterator[Entry]:
+def elements(opening: str, file: IO[str]) -> Iterator[NumberedValue]:
     """The elements of each array that begins after `opening`, without the rest of the document in memory."""
     decoder = json.JSONDecoder()
     text = _Window(file)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple
 
 from orca_jax.timeline.read import load_timeline, token_times
-from orca_jax.tools.bench.workload.entries import Entry, LineError, elements, lines
+from orca_jax.tools.bench.workload.entries import LineError, NumberedValue, elements, lines
 from orca_jax.tools.bench.workload.files import (
     RecordedRequest,
     read_azure,
@@ -37,7 +37,7 @@ TIMES = 1e12
 """Seconds that are refused, since 1970 or another moment."""
 
 
-class Recording(NamedTuple):
+class RecordedLoad(NamedTuple):
     """The requests of a file in the order of arrival."""
 
     form: str
@@ -45,7 +45,7 @@ class Recording(NamedTuple):
     num_left_out: int
 
 
-class Form(NamedTuple):
+class RecordForm(NamedTuple):
     """A form of files.
 
     Attributes:
@@ -57,7 +57,7 @@ class Form(NamedTuple):
     read: Callable[[str], tuple[list[RecordedRequest], int]]
 
 
-def read_recording(path: str) -> Recording:
+def read_recording(path: str) -> RecordedLoad:
     """Read a recording in one of the forms of `FORMS`.
 
     Raises:
@@ -78,11 +78,11 @@ def read_recording(path: str) -> Recording:
     if not requests:
         raise ConfigError(f"recorded {path!r} has no request with a token", "recorded")
     requests.sort(key=lambda request: request.arrival)
-    return Recording(name, requests, num_left_out)
+    return RecordedLoad(name, requests, num_left_out)
 
 
 def _read(
-    entries: Callable[[IO[str]], Iterator[Entry]],
+    entries: Callable[[IO[str]], Iterator[NumberedValue]],
     parse: Callable[[Any], Iterable[RecordedRequest | None]],
     path: str,
 ) -> tuple[list[RecordedRequest], int]:
@@ -95,7 +95,7 @@ def _read(
 
 def _parsed(
     path: str,
-    values: Iterator[Entry],
+    values: Iterator[NumberedValue],
     parse: Callable[[Any], Iterable[RecordedRequest | None]],
 ) -> Iterator[RecordedRequest | None]:
     """Yield the requests of all entries. Raises ConfigError."""
@@ -265,23 +265,25 @@ def _own(read: Callable[[str], tuple[list[RecordedRequest], int]], path: str) ->
         raise ConfigError(f"recorded {path!r}: {message}", "recorded") from error
 
 
-FORMS: Mapping[str, Form] = {
-    "Azure": Form(
+FORMS: Mapping[str, RecordForm] = {
+    "Azure": RecordForm(
         r"\A[^\n]*ContextTokens", partial(_own, lambda path: (read_azure(path, None, 1.0), 0))
     ),
-    "Mooncake": Form(
+    "Mooncake": RecordForm(
         r'\A\s*\{[^\n]*"input_length"',
         partial(_own, lambda path: (read_mooncake(path, None, 1.0), 0)),
     ),
-    "vLLM": Form(r'\A\s*\{[^\n]*"queued_ts"', partial(_read, lines, _of_vllm)),
-    "vLLM's bench": Form(r'\A\s*\{[^\n]*"endpoint_type"', partial(_read, lines, _of_vllm_bench)),
-    "OpenTelemetry": Form(r'\A\s*\{\s*"resourceSpans"', partial(_read, lines, _of_spans)),
-    "timeline": Form(r'\A\s*\{\s*"head"', partial(_own, _read_timeline)),
-    "guidellm": Form(
+    "vLLM": RecordForm(r'\A\s*\{[^\n]*"queued_ts"', partial(_read, lines, _of_vllm)),
+    "vLLM's bench": RecordForm(
+        r'\A\s*\{[^\n]*"endpoint_type"', partial(_read, lines, _of_vllm_bench)
+    ),
+    "OpenTelemetry": RecordForm(r'\A\s*\{\s*"resourceSpans"', partial(_read, lines, _of_spans)),
+    "timeline": RecordForm(r'\A\s*\{\s*"head"', partial(_own, _read_timeline)),
+    "guidellm": RecordForm(
         r'\A\s*\{[\s\S]*"guidellm_version"',
         partial(_read, partial(elements, r'"successful"\s*:\s*\['), _of_guidellm),
     ),
-    "inference-perf": Form(
+    "inference-perf": RecordForm(
         r'\A\s*\[\s*(\{\s*"start_time"|\])',
         partial(_read, partial(elements, r"\A\s*\["), _of_inference_perf),
     ),

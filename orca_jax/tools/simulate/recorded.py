@@ -8,6 +8,7 @@ import ast
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,10 @@ from orca_jax.timeline.read import token_times
 from orca_jax.tools.bench.virtual import FIRST_ID, SimulatedRequest
 from orca_jax.tools.bench.workload.files import RecordedRequest
 from orca_jax.tools.bench.workload.records import read_recording
-from orca_jax.tools.simulate.last_night_page import Night, PolicyRow, page_of
+from orca_jax.tools.bench.workload.urgency import drawn
+from orca_jax.tools.simulate.__main__ import make_parser
+from orca_jax.tools.simulate.processes import in_processes
+from orca_jax.tools.simulate.recorded_page import PolicyRow, ReplaySettings, page_of
 from orca_jax.tools.simulate.run import SimulatedRun, simulate
 from orca_jax.tools.timeline.fit import non_negative, work_in
 from orca_jax.values.config import ORDERINGS, SCHEDULERS
@@ -28,11 +32,14 @@ BASE = "chunked"
 LEAST_BUDGET = 2048  # tokens of an iteration: the default of most recorded engines
 MOST_FITTED = 1000  # requests
 ROUNDS = 8
-UNUSED = ("rate", "csv", "timeline", "why", "trace_data")
+UNUSED = (
+    *("rate", "seed", "csv", "timeline", "why"),
+    *("trace", "num_requests", "trace_data", "length_scale"),
+)
 """Flags of the sweep, which have no meaning for a recording."""
 
 
-class Fitted(NamedTuple):
+class CostFit(NamedTuple):
     """A cost, and its errors: shares by which means differ, by the name of the mean."""
 
     cost: IterationCost
@@ -51,9 +58,11 @@ def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCo
     Raises:
         ConfigError: a setting or the file is wrong.
     """
-    for name in UNUSED:
-        if getattr(args, name) is not None:
-            raise ConfigError(f"{name} is not for a recording; leave it out", param=name)
+    usual = make_parser().parse_args([])
+    given = [name for name in UNUSED if getattr(args, name) != getattr(usual, name)]
+    given += drawn(args)
+    if given:
+        raise ConfigError(f"{given[0]} is not for a recording; leave it out", param=given[0])
     if args.out is None:
         raise ConfigError("recorded needs a page to write; give --out PAGE.html", param="out")
     recording = read_recording(args.recorded)
@@ -65,9 +74,12 @@ def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCo
         settings.setdefault("enable_prefix_caching", True)
     fitted = fit(recording.requests, load, cost, settings)
     names = args.policies or args.chosen or ["all"]
-    rows = [row_of(name, load, fitted.cost, settings) for name in expanded(names)]
-    night = Night(args.recorded, recording.form, len(load), recording.num_left_out, settings)
-    write_file(args.out, page_of(night, fitted.cost, fitted.errors, rows).encode())
+    replay = partial(row_of, load=load, cost=fitted.cost, settings=settings)
+    rows = in_processes(replay, expanded(names), args.jobs)
+    replayed = ReplaySettings(
+        args.recorded, recording.form, len(load), recording.num_left_out, settings
+    )
+    write_file(args.out, page_of(replayed, fitted.cost, fitted.errors, rows).encode())
     for row in rows:
         print(f"{row.policy}: {row.summary}")
     shown = [{"policy": row.policy, "fault": row.fault, **row.figures} for row in rows]
@@ -103,7 +115,7 @@ def fit(
     load: Sequence[SimulatedRequest],
     cost: IterationCost | None,
     settings: Mapping[str, Any],
-) -> Fitted:
+) -> CostFit:
     """Fit a cost to the first half of the requests, and measure it on the other half.
 
     A round simulates the half, counts the work between arrival, first and last token of each request, and solves for
@@ -123,7 +135,7 @@ def fit(
         errors = {}
         if timed:
             errors = errors_of(simulate(BASE, load, cost, **settings), requests, 0)
-        return Fitted(cost, False, errors)
+        return CostFit(cost, False, errors)
     if len(timed) < len(requests) or half < 2:
         raise ConfigError(
             f"recorded needs times of at least 4 requests, and of all: {len(timed)} of "
@@ -141,7 +153,7 @@ def fit(
             best = trial
         trial = _solved(tried, requests)
     whole = simulate(BASE, load, best, **settings)
-    return Fitted(best, True, errors_of(whole, requests, len(requests) // 2))
+    return CostFit(best, True, errors_of(whole, requests, len(requests) // 2))
 
 
 def _gap(requests: Sequence[RecordedRequest]) -> float:

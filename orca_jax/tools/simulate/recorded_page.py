@@ -28,7 +28,7 @@ border-bottom:1px solid #8884}td:first-child,th:first-child{text-align:left}.scr
 svg{max-width:100%;height:auto}svg text{font:13px system-ui,sans-serif;fill:currentColor}rect{fill:#2c8cc4}"""
 
 
-class Night(NamedTuple):
+class ReplaySettings(NamedTuple):
     """What was recorded, and the settings of all replays."""
 
     file: str
@@ -54,15 +54,20 @@ class PolicyRow(NamedTuple):
 
 
 def page_of(
-    night: Night, cost: IterationCost, errors: Mapping[str, float], rows: Sequence[PolicyRow]
+    replayed: ReplaySettings,
+    cost: IterationCost,
+    errors: Mapping[str, float],
+    rows: Sequence[PolicyRow],
 ) -> str:
     """Return the page as HTML."""
-    left_out = f" {night.num_left_out} without a token are left out." if night.num_left_out else ""
-    settings = ", ".join([f"{name} {value}" for name, value in night.settings.items()])
+    left_out = (
+        f" {replayed.num_left_out} without a token are left out." if replayed.num_left_out else ""
+    )
+    settings = ", ".join([f"{name} {value}" for name, value in replayed.settings.items()])
     served = [row for row in rows if row.figures]
     parts = [
-        f"<p>{night.num_requests:,} requests of <code>{escape(Path(night.file).name)}</code> "
-        f"({escape(night.form)}) arrive again in virtual time, under each policy.{left_out} "
+        f"<p>{replayed.num_requests:,} requests of <code>{escape(Path(replayed.file).name)}</code> "
+        f"({escape(replayed.form)}) arrive again in virtual time, under each policy.{left_out} "
         f"Settings of all runs: {escape(settings)}.</p>",
         f"<h2>How far to trust it</h2><p>{_trust(cost, errors)}</p>",
         *[f"<h2>{title}</h2>{_chart(served, name)}" for name, title in CHARTS.items()],

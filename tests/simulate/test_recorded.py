@@ -9,7 +9,7 @@ import pytest
 
 from orca_jax.tools.bench.workload.records import read_recording
 from orca_jax.tools.simulate.__main__ import main
-from orca_jax.tools.simulate.last_night import expanded, fit, load_of
+from orca_jax.tools.simulate.recorded import expanded, fit, load_of
 from orca_jax.tools.simulate.run import LinearCost, SimulatedRequest, simulate
 from orca_jax.values.errors import ConfigError
 
@@ -54,6 +54,7 @@ def test_the_page_has_each_policy_and_asks_for_nothing(
     path = recorded(tmp_path / "run<b>", 20)
     out = tmp_path / "page.html"
     words = ["--recorded", path, "--policies", "chunked", "request_level", "--out", str(out)]
+    words += ["--jobs", "1"]
     assert main(words) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [each["policy"] for each in line["runs"]] == ["chunked", "request_level"]
@@ -78,6 +79,10 @@ def test_all_stands_for_the_package_and_the_shelf() -> None:
     [
         (["--recorded", "$file"], "out"),
         (["--recorded", "$file", "--out", "x", "--rate", "2"], "rate"),
+        (["--recorded", "$file", "--out", "x", "--seed", "1"], "seed"),
+        (["--recorded", "$file", "--out", "x", "--num-requests", "2"], "num_requests"),
+        (["--recorded", "$file", "--out", "x", "--tenant", "a"], "tenant"),
+        (["--recorded", "$file", "--out", "x", "--jobs", "0"], "jobs"),
         (["--recorded", "$none", "--out", "x"], "recorded"),
         (["chunked", "--out", "x"], "out"),
         (["chunked", "--policies", "all"], "policies"),
