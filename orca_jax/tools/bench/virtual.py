@@ -81,8 +81,7 @@ def run_virtually(
         choices: the choices of its settings.
         device: the cost, and parts of the engine that depend on it.
     """
-    prompts = [_ids(request, index) for index, request in enumerate(requests)]
-    highest = max([max(prompt) for prompt in prompts])
+    highest = max([_highest_id(request, index) for index, request in enumerate(requests)])
     model = replace(TOY_MODEL, vocab_size=max(highest, FIRST_ID) + 1, eos_token_ids=(END_ID,))
     lengths = {str(index): request.num_output for index, request in enumerate(requests)}
     parts: list[bytes] = []
@@ -130,7 +129,7 @@ def run_virtually(
         # it came during the iteration that has just ended, and has been waiting since then
         clock.now = due
         params = SamplingParams(max_tokens=request.max_tokens or request.num_output, temperature=0)
-        engine.add_request(str(index), prompts[index], params, urgency=request.urgency)
+        engine.add_request(str(index), _ids(request, index), params, urgency=request.urgency)
         clock.now = now
 
     arrivals = [request.arrival for request in requests]
@@ -139,6 +138,10 @@ def run_virtually(
         pass
     writer.flush()
     return b"".join(parts)
+
+
+def _highest_id(request: SimulatedRequest, index: int) -> int:
+    return FIRST_ID + index if isinstance(request.prompt, int) else max(request.prompt)
 
 
 def _ids(request: SimulatedRequest, index: int) -> Sequence[int]:

@@ -40,11 +40,19 @@ UNUSED = (
 
 
 class CostFit(NamedTuple):
-    """A cost, and its errors: shares by which means differ, by the name of the mean."""
+    """A cost, and its errors.
+
+    Attributes:
+        cost: of an iteration.
+        is_fitted: False for one that was given.
+        errors: shares by which means differ, by the name of the mean.
+        replayed: all requests under `BASE` with this cost; None: the recording has no times to compare.
+    """
 
     cost: IterationCost
     is_fitted: bool
     errors: Mapping[str, float]
+    replayed: SimulatedRun | None
 
 
 def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCost | None) -> int:
@@ -68,14 +76,19 @@ def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCo
     recording = read_recording(args.recorded)
     load = load_of(recording.requests)
     longest = max([each.num_input for each in recording.requests])
-    budget = max(settings.get("max_num_batched_tokens") or LEAST_BUDGET, longest)
-    settings = {**settings, "max_num_batched_tokens": budget}
+    # most policies need room for a whole prompt
+    settings = {"max_num_batched_tokens": max(LEAST_BUDGET, longest), **settings}
     if any(each.blocks for each in recording.requests):
         settings.setdefault("enable_prefix_caching", True)
     fitted = fit(recording.requests, load, cost, settings)
     names = args.policies or args.chosen or ["all"]
     replay = partial(row_of, load=load, cost=fitted.cost, settings=settings)
-    rows = in_processes(replay, expanded(names), args.jobs)
+    policies = expanded(names)
+    others = [name for name in policies if name != BASE or fitted.replayed is None]
+    rows = in_processes(replay, others, args.jobs) if others else []
+    if len(others) < len(policies):
+        assert fitted.replayed is not None, "the replay of the fit is the row of its policy"
+        rows.insert(policies.index(BASE), PolicyRow(BASE, dict(fitted.replayed.figures), ""))
     replayed = ReplaySettings(
         args.recorded, recording.form, len(load), recording.num_left_out, settings
     )
@@ -132,10 +145,10 @@ def fit(
             "this recording has no times of tokens, so no cost can be fitted; give --cost", "cost"
         )
     if cost is not None:
-        errors = {}
-        if timed:
-            errors = errors_of(simulate(BASE, load, cost, **settings), requests, 0)
-        return CostFit(cost, False, errors)
+        if not timed:
+            return CostFit(cost, False, {}, None)
+        whole = simulate(BASE, load, cost, **settings)
+        return CostFit(cost, False, errors_of(whole, requests, 0), whole)
     if len(timed) < len(requests) or half < 2:
         raise ConfigError(
             f"recorded needs times of at least 4 requests, and of all: {len(timed)} of "
@@ -153,7 +166,7 @@ def fit(
             best = trial
         trial = _solved(tried, requests)
     whole = simulate(BASE, load, best, **settings)
-    return CostFit(best, True, errors_of(whole, requests, len(requests) // 2))
+    return CostFit(best, True, errors_of(whole, requests, len(requests) // 2), whole)
 
 
 def _gap(requests: Sequence[RecordedRequest]) -> float:
