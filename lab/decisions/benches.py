@@ -44,8 +44,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="name in the record (default: the model)")
     parser.add_argument("--dtype", default="bfloat16", help="numbers of the model")
     parser.add_argument("--suite", default="jevbench-mini", help="of jevbench")
-    add_number(parser, "--items", 40, "of each generator in suite A of sys1bench")
-    add_number(parser, "--few", 8, "items of each generator in its other suites")
+    add_number(parser, "--items", 20, "of each generator in suite A of sys1bench")
+    add_number(parser, "--few", 4, "items of each generator in its other suites")
     add_save(parser)
 
 

@@ -19,6 +19,7 @@ from tests.lora.directories import ADAPTERS
 from tests.model.reference import REFERENCE
 from tests.project.source import ROOT
 from tests.serve.test_address import make_certificate
+from tests.simulate.test_tables import written
 
 FEW = "--max-tokens 2 --max-num-seqs 4 --no-progress"
 BYTES = f"{FEW} --tokenizer byte --max-num-batched-tokens 16 --num-pages 40 --page-size 8 -tp 1"
@@ -97,11 +98,18 @@ def curves(path: Path) -> None:
     path.write_text(out.getvalue().splitlines()[-1], encoding="utf-8")
 
 
+def tables(path: Path) -> None:
+    """Write the measured kernels of a card."""
+    path.mkdir()
+    written(path)
+
+
 MAKERS: Mapping[str, Callable[[Path], object]] = {
     "own": own_model,
     "orbax": orbax,
     "trace": timeline,
     "curves": curves,
+    "tables": tables,
     "cluster_key": make_key_file,
 }
 """Files and folders by their makers."""

@@ -34,10 +34,9 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
     )
     made.add_argument(
         "--cost", metavar="SECONDS",
-        help="of an iteration, and of each of its tokens, and of each pair of tokens in attention: X, X,X or X,X,X; or "
-        "a timeline of --trace-file, to fit them to; or profile:PREFIX,layers=N for the measured operators of a layer "
-        "in PREFIX_dense.csv, PREFIX_per_sequence.csv and PREFIX_attention.csv; or "
-        "tables:DIR,card=C,source=S,model=M for the measured kernels of a card (default: fitted to --recorded, else "
+        help="of an iteration, each of its tokens, and each pair of tokens in attention: X, X,X or X,X,X; a timeline "
+        "of --trace-file, to fit them to; profile:PREFIX,layers=N for measured operators of a layer; "
+        "tables:DIR,card=C,source=S,model=M for measured kernels of a card (default: fitted to --recorded, else "
         "0.02,0.0001)",
     )  # fmt: skip
     made.add_argument(
@@ -56,7 +55,7 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
     made.add_argument(
         "--timeline",
         metavar="FILE",
-        help="write the timeline of one run, for `timeline` and its page",
+        help="write the timeline of one run",
     )
     made.add_argument(
         "--why",
@@ -65,12 +64,12 @@ def make_parser(_: Collection[str] = ()) -> FlagParser:
     )
     made.add_argument(
         "--recorded", metavar="FILE",
-        help="requests that another engine or a load generator has recorded: vLLM, guidellm, inference-perf, "
-        "OpenTelemetry, Mooncake, Azure, or a timeline; they run again under each policy",
+        help="requests to run again, recorded by vLLM, guidellm, inference-perf, OpenTelemetry, Mooncake, Azure, or as "
+        "a timeline",
     )  # fmt: skip
     made.add_argument(
         "--policies", dest="chosen", nargs="+", metavar="POLICY",
-        help="policies of --recorded; all: those of the package, and of the shelf in a clone (default: all)",
+        help="policies of --recorded (default: all, in a clone with the shelf)",
     )  # fmt: skip
     made.add_argument("--out", metavar="PAGE", help="page of --recorded, as HTML")
     add_workload_args(made)
