@@ -69,7 +69,7 @@ def page_of(
         f"<p>{replayed.num_requests:,} requests of <code>{escape(Path(replayed.file).name)}</code> "
         f"({escape(replayed.form)}) arrive again in virtual time, under each policy.{left_out} "
         f"Settings of all runs: {escape(settings)}.</p>",
-        f"<h2>How far to trust it</h2><p>{_trust(cost, errors)}</p>",
+        f"<h2>Error of the cost</h2><p>{_error_text(cost, errors)}</p>",
         *[f"<h2>{title}</h2>{_chart(served, name)}" for name, title in CHARTS.items()],
         f"<h2>All figures</h2>{_table(served)}",
         *[
@@ -86,7 +86,7 @@ def page_of(
     )
 
 
-def _trust(cost: IterationCost, errors: Mapping[str, float]) -> str:
+def _error_text(cost: IterationCost, errors: Mapping[str, float]) -> str:
     text = ""
     if isinstance(cost, LinearCost):
         text = (
