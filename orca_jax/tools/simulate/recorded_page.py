@@ -50,7 +50,14 @@ class PolicyRow(NamedTuple):
         """A line for a terminal."""
         if self.fault:
             return f"not run: {self.fault}"
-        return ", ".join([f"{title} {self.figures[name]:,.4g}" for name, title in COLUMNS.items()])
+        return ", ".join(
+            [f"{title} {_number(self.figures[name])}" for name, title in COLUMNS.items()]
+        )
+
+
+def _number(value: float) -> str:
+    """A figure with four digits, or all of those before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def page_of(
@@ -114,7 +121,7 @@ def _chart(rows: Sequence[PolicyRow], name: str) -> str:
         parts.append(
             f'<text x="{LABELS - 8}" y="{top + 15}" text-anchor="end">{escape(row.policy)}</text>'
             f'<rect x="{LABELS}" y="{top + 3}" width="{width:.1f}" height="{LINE - 6}"/>'
-            f'<text x="{LABELS + width + 6:.1f}" y="{top + 15}">{row.figures[name]:,.4g}</text>'
+            f'<text x="{LABELS + width + 6:.1f}" y="{top + 15}">{_number(row.figures[name])}</text>'
         )
     size = f"{LABELS + BARS + 80} {height}"
     return (
@@ -126,6 +133,6 @@ def _table(rows: Sequence[PolicyRow]) -> str:
     head = "".join([f"<th>{title}</th>" for title in ("policy", *COLUMNS.values())])
     lines = []
     for row in rows:
-        cells = "".join([f"<td>{row.figures[name]:,.4g}</td>" for name in COLUMNS])
+        cells = "".join([f"<td>{_number(row.figures[name])}</td>" for name in COLUMNS])
         lines.append(f"<tr><td>{escape(row.policy)}</td>{cells}</tr>")
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
