@@ -10,7 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from lab.gpus.runs import RUNS, GpuRun, RecordedTimes, read_recording, their_errors
-from lab.pages.markdown import between, table
+from lab.pages.markdown import table, write_between
 from orca_jax.helpers.reporting import percentile
 from orca_jax.tools.simulate.profile import PROFILE, read_profile
 from orca_jax.tools.simulate.run import simulate
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     text = _table(results)
     print(text, end="")
     if args.write:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(between(page, BEGIN, END, f"\n{text}\n"), encoding="utf-8")
+        write_between(PAGE, BEGIN, END, text)
     return int(not all(result.is_within(name) for result in results for name in TITLES))
 
 

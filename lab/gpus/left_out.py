@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from lab.gpus.command import PAGE
-from lab.pages.markdown import between, table
+from lab.pages.markdown import table, write_between
 from orca_jax.helpers.reporting import percentile
 from orca_jax.tools.plan.kernels import (
     COLUMNS,
@@ -81,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
     text = _table(found)
     print(text, end="")
     if args.write:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(between(page, BEGIN, END, f"\n{text}\n"), encoding="utf-8")
+        write_between(PAGE, BEGIN, END, text)
     return int(not all(each.is_within for each in found))
 
 

@@ -39,6 +39,12 @@ def between(text: str, begin: str, end: str, content: str) -> str:
     return f"{before}{begin}{content}{end}{after}"
 
 
+def write_between(path: Path, begin: str, end: str, content: str) -> None:
+    """Write other content between two marks of a page. Raises ValueError if a mark is missing."""
+    page = path.read_text(encoding="utf-8")
+    path.write_text(between(page, begin, end, f"\n{content}\n"), encoding="utf-8")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "---") -> str:
     """Return a table, each line with its end. `rule` is the text below each title."""
     return "".join([line(head), f"|{'|'.join([rule] * len(head))}|\n", *map(line, rows)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lab.baselines import POLICIES
-from lab.pages.markdown import between, table
+from lab.pages.markdown import table, write_between
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED
 from lab.paper.kernels import KernelSource
@@ -107,8 +107,7 @@ def _record(found: Mapping[str, Mapping[str, float]]) -> None:
     """Write the errors as a result, and into the page."""
     line = {"requests": EFFORT.requests, "variants": rounded(found)}
     write_file(RESULT, (json.dumps(line, indent=1) + "\n").encode())
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(between(page, BEGIN, END, f"\n{block()}\n"), encoding="utf-8")
+    write_between(PAGE, BEGIN, END, block())
 
 
 def errors(source: KernelSource, effort: Effort, *, has_curves: bool) -> dict[str, float]:

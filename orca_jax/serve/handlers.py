@@ -316,7 +316,7 @@ async def read_request[T: msgspec.Struct](
 
 
 def headers_of(service: Service, job: Job, ignored: Ignored) -> dict[str, str]:
-    """The headers that name what an answer leaves out: fields, keywords of schemas, and a limit beyond the context."""
+    """The headers with ignored fields, ignored keywords of schemas, and a limit beyond the context."""
     headers = report_ignored(
         service, Ignored((*ignored.known, *job.ignored), (*ignored.unknown, *job.left_out))
     )

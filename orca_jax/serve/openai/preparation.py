@@ -253,7 +253,7 @@ async def _share_of_tools(service: Service, conversation: TemplatePrompt, shown:
 
 
 def unread_paths(service: Service, prompt: TemplatePrompt | Sequence[Prompt]) -> list[str]:
-    """The paths of what a call says to the chat template, without what the template uses."""
+    """The paths of the fields for the chat template that it does not use."""
     if not isinstance(prompt, TemplatePrompt):
         return []
     template = service.model.template

@@ -17,6 +17,7 @@ from orca_jax.tools.plan.measured import (
     neighbours,
     power_between,
     read_rows,
+    table_file,
 )
 from orca_jax.values.errors import ConfigError
 
@@ -121,12 +122,12 @@ class Kernels:
         self._source = source
         end = f"_{source}_{kind}" if kind else f"_{source}"
         by_tokens: dict[int, dict[tuple[int, ...], float]] = {}
-        for row in read_rows(table_file(folder, f"{card}_gemm{end}"), COLUMNS["gemm"]):
+        for row in read_rows(table_file(folder / f"{card}_gemm{end}"), COLUMNS["gemm"]):
             *sizes, tokens = row.key
             by_tokens.setdefault(tokens, {})[tuple(sizes)] = row.seconds
         self._products = {tokens: Grid(points) for tokens, points in by_tokens.items()}
         self._sums: dict[str, dict[int, dict[int, float]]] = {}
-        path = table_file(folder, f"{card}_collectives")
+        path = table_file(folder / f"{card}_collectives")
         for row in read_rows(path, COLUMNS["collectives"], TEXTS["collectives"]):
             devices, size = row.key
             self._sums.setdefault(row.name, {}).setdefault(devices, {})[size] = row.seconds
@@ -167,7 +168,7 @@ class Kernels:
         Raises:
             ConfigError: the table is wrong, or has no heads like these.
         """
-        path = table_file(self._folder, f"{self._card}_{phase}_attention_{self._source}")
+        path = table_file(self._folder / f"{self._card}_{phase}_attention_{self._source}")
         points = read_attention(path)
         shares, factor = nearest_heads(list(points), heads, kv_heads)
         if not shares:
@@ -210,9 +211,3 @@ def _shared(
     pairs: Sequence[tuple[int, int]], numbers: Sequence[int], number: int
 ) -> dict[tuple[int, int], float]:
     return {pairs[place]: share for place, share in neighbours(numbers, number) if share}
-
-
-def table_file(folder: Path, name: str) -> Path:
-    """A table, plain or compressed."""
-    packed = folder / f"{name}.csv.gz"
-    return packed if packed.exists() else folder / f"{name}.csv"

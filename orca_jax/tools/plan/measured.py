@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca_jax.values.checks import short
 from orca_jax.values.errors import ConfigError
@@ -23,6 +23,35 @@ class MeasuredTime(NamedTuple):
     name: str
     key: tuple[int, ...]
     seconds: float
+
+
+def read_values(parts: Sequence[str], kinds: Mapping[str, type], usage: str) -> dict[str, Any]:
+    """The values of parts such as "tensor=2", whose numbers must not be negative.
+
+    Args:
+        parts: those of a flag.
+        kinds: the types of the values, by the names that parts may have.
+        usage: the form of the flag, for errors.
+
+    Raises:
+        ConfigError: a part is wrong; `param` is "cost".
+    """
+    values: dict[str, Any] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        try:
+            values[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            raise ConfigError(f"cost must be {usage}, got {short(part)}", param="cost") from None
+        if kinds[name] is not str and not 0 <= values[name] < 1e15:
+            raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
+    return values
+
+
+def table_file(path: str | Path) -> Path:
+    """The file of a table, compressed or plain. `path` is its path without an ending."""
+    packed = Path(f"{path}.csv.gz")
+    return packed if packed.exists() else Path(f"{path}.csv")
 
 
 def read_rows(

@@ -10,6 +10,8 @@ from orca_jax.tools.plan.memory import Capacity
 from orca_jax.tools.plan.options import Option
 from orca_jax.values.cache_spec import LayerGroup
 
+MEASURED = "measured kernels"
+RATES = "peak rates"
 COLUMNS = (
     *(
         "",
@@ -68,13 +70,11 @@ def print_plan(
 
 def _origin(found: Sequence[Option]) -> str:
     """Return what the times are from, in words."""
-    rates = "peak rates, not measurements"
+    rates = f"{RATES}, not measurements"
     timed = [option.is_measured for option in found if option.times is not None]
     if not any(timed):
         return rates
-    return (
-        "measured kernels" if all(timed) else f"measured kernels, or for some splits from {rates}"
-    )
+    return MEASURED if all(timed) else f"{MEASURED}, or for some splits from {rates}"
 
 
 def print_compiled(compiled: Mapping[str, int], chosen: Option) -> None:
@@ -138,10 +138,9 @@ def _times(option: Option) -> dict[str, float | str] | None:
     """Return the expected times of a copy and the tokens of all copies; None if they are unknown."""
     if option.times is None:
         return None
-    origin = "measured kernels" if option.is_measured else "peak rates"
     return {
         **option.times._asdict(),
-        "from": origin,
+        "from": MEASURED if option.is_measured else RATES,
         "tokens_per_second_of_all": option.tokens_per_second,
     }
 

@@ -12,13 +12,13 @@ cards, and attention by the time of its bytes. Sums keep their time.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orca_jax.model.describe import read_model_config
 from orca_jax.sim.cost import WorkCounts
 from orca_jax.tools.plan.accelerators import ACCELERATORS, Accelerator
 from orca_jax.tools.plan.kernels import HeadsPlane, Kernels
-from orca_jax.tools.plan.measured import Curve
+from orca_jax.tools.plan.measured import Curve, read_values
 from orca_jax.values.checks import short
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
@@ -250,16 +250,7 @@ def parse_settings(text: str, given: TableSettings) -> tuple[str, TableSettings]
     """The folder and the settings of a flag, over given ones. Raises ConfigError; `param` is "cost"."""
     folder, *parts = text.removeprefix(TABLES).split(",")
     kinds = {name: type(value) for name, value in vars(given).items()}
-    values: dict[str, Any] = {}
-    for part in parts:
-        name, _, value = part.partition("=")
-        try:
-            values[name] = kinds[name](value)
-        except (KeyError, ValueError):
-            raise ConfigError(f"cost must be {_USAGE}, got {short(part)}", param="cost") from None
-        if kinds[name] is not str and not 0 <= values[name] < 1e15:
-            raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
-    settings = replace(given, **values)
+    settings = replace(given, **read_values(parts, kinds, _USAGE))
     for name, known in (
         ("card", list(CARDS)),
         ("kind", list(_KINDS)),

@@ -11,12 +11,9 @@ The files are PREFIX followed by `_dense.csv`, `_per_sequence.csv`, `_attention.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from orca_jax.sim.cost import WorkCounts
-from orca_jax.tools.plan.measured import Curve, Grid, read_rows
-from orca_jax.values.checks import short
+from orca_jax.tools.plan.measured import Curve, Grid, read_rows, read_values, table_file
 from orca_jax.values.errors import ConfigError
 
 PROFILE = "profile:"
@@ -137,33 +134,24 @@ def read_profile(text: str) -> ProfileCost:
     curves = []
     for end, column in (("dense", "tokens"), ("per_sequence", "sequences")):
         found: dict[str, dict[int, float]] = {}
-        for row in read_rows(_file(prefix, end), [column], ["layer"]):
+        for row in read_rows(table_file(f"{prefix}_{end}"), [column], ["layer"]):
             found.setdefault(row.name, {})[row.key[0]] = row.seconds
         curves.append({name: Curve(points) for name, points in found.items()})
     of_attention = {
-        row.key: row.seconds for row in read_rows(_file(prefix, "attention"), _ATTENTION)
+        row.key: row.seconds for row in read_rows(table_file(f"{prefix}_attention"), _ATTENTION)
     }
     most_beside = max([key[2] for key in of_attention if key[0]], default=0)
     experts = None
     if settings.experts:
         columns = ("tokens", "activated_experts")
-        rows = read_rows(_file(prefix, "moe"), columns)
+        rows = read_rows(table_file(f"{prefix}_moe"), columns)
         experts = Grid({row.key: row.seconds for row in rows})
     return ProfileCost(settings, curves[0], curves[1], Grid(of_attention), most_beside, experts)
 
 
 def _settings(parts: Sequence[str]) -> ProfileSettings:
     kinds = {name: type(value) for name, value in vars(ProfileSettings()).items()}
-    values: dict[str, Any] = {}
-    for part in parts:
-        name, _, value = part.partition("=")
-        try:
-            values[name] = kinds[name](value)
-        except (KeyError, ValueError):
-            raise ConfigError(f"cost must be {_USAGE}, got {short(part)}", param="cost") from None
-        if not 0 <= values[name] < 1e15:
-            raise ConfigError(f"{name} must be at least 0, got {short(value)}", param="cost")
-    settings = ProfileSettings(**values)
+    settings = ProfileSettings(**read_values(parts, kinds, _USAGE))
     if min(settings.layers, settings.devices, settings.replicas) < 1:
         raise ConfigError("layers, devices and replicas must be at least 1", param="cost")
     if settings.active > settings.experts or bool(settings.active) != bool(settings.experts):
@@ -171,10 +159,3 @@ def _settings(parts: Sequence[str]) -> ProfileSettings:
     if settings.devices > 1 and not (settings.width and settings.bandwidth):
         raise ConfigError("devices needs width and bandwidth of their sums", param="cost")
     return settings
-
-
-def _file(prefix: str, end: str) -> Path:
-    """A file of the profile, plain or compressed."""
-    plain = Path(f"{prefix}_{end}.csv")
-    packed = Path(f"{plain}.gz")
-    return packed if packed.exists() else plain

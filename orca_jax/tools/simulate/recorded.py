@@ -66,8 +66,8 @@ def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCo
     Raises:
         ConfigError: a setting or the file is wrong.
     """
-    usual = make_parser().parse_args([])
-    given = [name for name in UNUSED if getattr(args, name) != getattr(usual, name)]
+    usual = make_parser().get_default
+    given = [name for name in UNUSED if getattr(args, name) != usual(name)]
     given += drawn(args)
     if given:
         raise ConfigError(f"{given[0]} is not for a recording; leave it out", param=given[0])
@@ -171,16 +171,12 @@ def fit(
 
 def _gap(requests: Sequence[RecordedRequest]) -> float:
     """The median seconds between tokens, or of the first one if no request has two."""
-    gaps = [
-        ((each.latency or 0.0) - (each.first_token or 0.0)) / (each.num_output - 1)
-        for each in requests
-        if each.num_output > 1
-    ]
+    gaps = [each.per_token for each in requests if each.per_token is not None]
     return max(statistics.median(gaps or [each.first_token or 0.0 for each in requests]), 1e-6)
 
 
 def _solved(run: SimulatedRun, requests: Sequence[RecordedRequest]) -> LinearCost:
-    """The cost that fits the recorded times best, if iterations hold what they hold in this run."""
+    """The cost with the least error of recorded times. Iterations have the members of this run."""
     import numpy as np  # help comes without it
 
     timeline = run.timeline
@@ -217,16 +213,13 @@ def errors_of(
         recorded = requests[each.request]
         if each.first_token is None or each.end is None or recorded.first_token is None:
             continue
-        latency = recorded.latency or 0.0
         pairs = {
             "first token": (each.first_token - each.arrival, recorded.first_token),
-            "latency": (each.end - each.arrival, latency),
+            "latency": (each.end - each.arrival, recorded.latency or 0.0),
         }
-        if recorded.num_output > 1:
-            pairs["per token"] = (
-                (each.end - each.first_token) / (recorded.num_output - 1),
-                (latency - recorded.first_token) / (recorded.num_output - 1),
-            )
+        if recorded.per_token is not None:
+            ours = (each.end - each.first_token) / (recorded.num_output - 1)
+            pairs["per token"] = (ours, recorded.per_token)
         for name, pair in pairs.items():
             found.setdefault(name, []).append(pair)
     return {
@@ -263,9 +256,12 @@ def row_of(
     if name == BASE and order:
         policy = BASE
         more["scheduling_policy"] = order
-    if name in ("orca", "request_level"):
-        more.pop("max_num_batched_tokens")
-        more.pop("enable_prefix_caching", None)
+    if name in SCHEDULERS:
+        traits = SCHEDULERS[name].traits
+        if not traits.has_token_budget:
+            more.pop("max_num_batched_tokens")
+        if not traits.shares_prefixes:
+            more.pop("enable_prefix_caching", None)
     try:
         return PolicyRow(title, dict(simulate(policy, load, cost, **more).figures), "")
     except ConfigError:

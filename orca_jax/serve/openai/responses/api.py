@@ -423,7 +423,7 @@ def _begun(call: ResponsesRequest, service: Service, *, is_stored: bool) -> Mode
     defaults = service.model.defaults
 
     def setting(name: str, default: float) -> float:
-        """A setting of the sampler: that of the call, else that of the model."""
+        """A setting of the sampler, from the call or else from the model."""
         asked = getattr(call, name)
         return float(defaults.get(name, default) if asked is None else asked)
 

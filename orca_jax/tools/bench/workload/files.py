@@ -45,6 +45,13 @@ class RecordedRequest:
     first_token: float | None = None
     latency: float | None = None
 
+    @property
+    def per_token(self) -> float | None:
+        """Mean seconds between tokens; None: there are no times, or there is one token."""
+        if self.first_token is None or self.latency is None or self.num_output < 2:
+            return None
+        return (self.latency - self.first_token) / (self.num_output - 1)
+
 
 def read_azure(
     path: str, num_requests: int | None, scale: float, seconds: float = math.inf

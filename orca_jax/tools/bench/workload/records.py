@@ -237,6 +237,7 @@ def _read_timeline(path: str) -> tuple[list[RecordedRequest], int]:
     """The requests of a timeline; those with equal pages share the beginnings of their prompts."""
     timeline = load_timeline(path)
     times = token_times(timeline)
+    size = timeline.head.cache.page_size
     found = []
     for n, each in timeline.arrivals.items():
         end = timeline.ends.get(n)
@@ -245,8 +246,7 @@ def _read_timeline(path: str) -> tuple[list[RecordedRequest], int]:
         urgency = Urgency(each.priority, str(each.tenant or ""), each.deadline)
         first_token = times[n][0] - each.at
         # keyed hashes of the pages, those of the answer included
-        pages = tuple(end.pages[: each.prompt // timeline.head.cache.page_size])
-        size = timeline.head.cache.page_size
+        pages = tuple(end.pages[: each.prompt // size])
         lengths = each.prompt, end.generated
         found.append(
             RecordedRequest(
