@@ -86,11 +86,8 @@ def _table_cost(model: str, source: KernelSource) -> TablesCost:
         sums=source.sums,
         bandwidth=source.bandwidth,
     )
-    return tables_cost(_tables(source), settings, read_model_config(settings.model))
-
-
-def _tables(source: KernelSource) -> Kernels:
-    return _read(source.folder, source.card, source.source)
+    kernels = _read(source.folder, source.card, source.source)
+    return tables_cost(kernels, settings, read_model_config(settings.model))
 
 
 @cache

@@ -92,7 +92,8 @@ def run(args: argparse.Namespace, settings: Mapping[str, Any], cost: IterationCo
     replayed = ReplaySettings(
         args.recorded, recording.form, len(load), recording.num_left_out, settings
     )
-    write_file(args.out, page_of(replayed, fitted.cost, fitted.errors, rows).encode())
+    page = page_of(replayed, fitted.cost, fitted.errors, rows, is_fitted=fitted.is_fitted)
+    write_file(args.out, page.encode())
     for row in rows:
         print(f"{row.policy}: {row.summary}")
     shown = [{"policy": row.policy, "fault": row.fault, **row.figures} for row in rows]

@@ -65,6 +65,8 @@ def page_of(
     cost: IterationCost,
     errors: Mapping[str, float],
     rows: Sequence[PolicyRow],
+    *,
+    is_fitted: bool,
 ) -> str:
     """Return the page as HTML."""
     left_out = (
@@ -76,7 +78,7 @@ def page_of(
         f"<p>{replayed.num_requests:,} requests of <code>{escape(Path(replayed.file).name)}</code> "
         f"({escape(replayed.form)}) arrive again in virtual time, under each policy.{left_out} "
         f"Settings of all runs: {escape(settings)}.</p>",
-        f"<h2>Error of the cost</h2><p>{_error_text(cost, errors)}</p>",
+        f"<h2>Error of the cost</h2><p>{_error_text(cost, errors, is_fitted=is_fitted)}</p>",
         *[f"<h2>{title}</h2>{_chart(served, name)}" for name, title in CHARTS.items()],
         f"<h2>All figures</h2>{_table(served)}",
         *[
@@ -93,7 +95,7 @@ def page_of(
     )
 
 
-def _error_text(cost: IterationCost, errors: Mapping[str, float]) -> str:
+def _error_text(cost: IterationCost, errors: Mapping[str, float], *, is_fitted: bool) -> str:
     text = ""
     if isinstance(cost, LinearCost):
         text = (
@@ -103,10 +105,10 @@ def _error_text(cost: IterationCost, errors: Mapping[str, float]) -> str:
     if not errors:
         return text + "The recording has no times, so the error of this cost is not known."
     found = ", ".join([f"{name} {error:.1%}" for name, error in errors.items()])
+    of = "requests that the cost was not fitted to" if is_fitted else "all requests"
     return (
         f"{text}Means of a replay under <code>chunked</code> differ from the recorded ones by: {found}. They are "
-        "those of requests that the cost was not fitted to. A difference between policies below this error means "
-        "nothing."
+        f"those of {of}. A difference between policies below this error means nothing."
     )
 
 
