@@ -13,6 +13,7 @@ from typing import Any
 
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.observer import Observer, Observers
+from orca_jax.sched.outer import OuterPages
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -243,6 +244,8 @@ class Engine:
         )
         put()
         self.pool.kv.prefixes.forget_all()
+        if self.outer is not None:
+            self.outer.turn_off()  # its pages are of the old weights, also after a later start
         if version is None:
             version = self.weight_version + 1
         self.weight_version = version
@@ -289,6 +292,8 @@ class Engine:
         With room for another iteration and no request to run in it, `wait` may end the turn without a result. Returns
         at most one update for each request. An exception of the executor passes through and ends the engine.
         """
+        if self.outer is not None:
+            self.outer.restore()
         while (has_room := self._has_room()) and (plan := self._select()):  # 4, 6, 7
             self._submit(plan)  # 5, 8
         if self._in_flight and (not has_room or wait is None or self._await(wait)):  # 9
@@ -326,8 +331,8 @@ class Engine:
             self.pool.preempt(request)
             self.observer.preempted(request)
         if not selection.choices:
-            if selection.wake_after is not None and not self._in_flight:
-                self._sleep(min(selection.wake_after, IDLE_SECONDS))
+            if not self._in_flight:
+                self._rest(selection.wake_after)
             return None
         number = self._iterations + len(self._in_flight)
         plan = make_plan(number, selection, self.pool, self.pool.now)
@@ -339,6 +344,13 @@ class Engine:
         logger.debug("iteration %d: %d requests", number, len(plan.members))
         self.observer.planned(selection.held)
         return plan
+
+    def _rest(self, wake_after: float | None) -> None:
+        """Wait as long as a scheduler wishes, or until pages of a request are read."""
+        if wake_after is not None:
+            self._sleep(min(wake_after, IDLE_SECONDS))
+        elif self.outer is not None:
+            self.outer.wait(IDLE_SECONDS)
 
     def _submit(self, plan: StepPlan) -> None:
         newest = InFlight(plan, self.executor.submit(plan), plan.is_constrained)
@@ -353,6 +365,8 @@ class Engine:
         self.observer.collected(oldest.plan, result)
         start = time.perf_counter()
         self.pool.record(oldest.plan, result)
+        if self.outer is not None:
+            self.outer.save()
         self._iterations += 1
         self._update_seconds += time.perf_counter() - start
 
@@ -374,6 +388,11 @@ class Engine:
         self._schedule_seconds += time.perf_counter() - start
         self.executor.constrain(newest.handle, allowed)
         newest.needs_mask = False
+
+    @property
+    def outer(self) -> OuterPages | None:
+        """The pages outside of the KV cache."""
+        return None if self.pool.reuse is None else self.pool.reuse.outer
 
     @property
     def num_running(self) -> int:

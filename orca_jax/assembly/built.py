@@ -73,6 +73,8 @@ class Built:
 
     def close(self) -> None:
         """Free the device's memory. The engine cannot run afterwards."""
+        if self.engine.outer is not None:
+            self.engine.outer.close()
         self.engine.executor.close()
         if self.proposer is not None:
             self.proposer.close()

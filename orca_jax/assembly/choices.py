@@ -44,7 +44,7 @@ _SHARE_OF_LAUNCH = 0.85
 _AT_LEAST_ONE = (
     "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "pipeline_parallel_size",
     "page_size", "num_pages", "max_num_batched_tokens", "max_loras", "max_lora_rank", "max_cpu_loras",
-    "check_in_interval", "max_num_rows",
+    "check_in_interval", "max_num_rows", "kv_host_memory", "kv_disk_size",
 )  # fmt: skip
 MOST_PAGES = 2**22  # each takes memory of the host
 MOST_ROWS = 2**16
@@ -195,6 +195,7 @@ class PageChoices:
     size: int = PAGE_SIZE  # tokens
     number: int | None = None  # None: as many as fit
     dtype: KVCacheDType | Literal["auto"] = "auto"
+    has_tiers: bool = False  # pages of prefixes are kept outside of the devices, too
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ def choices_of(config: EngineConfig) -> Choices:
             config.page_size or (TOY_PAGE_SIZE if is_for_toy else PAGE_SIZE),
             config.num_pages,
             config.kv_cache_dtype,
+            has_tiers=config.kv_disk is not None or config.kv_host_memory is not None,
         ),
         lora=LoraConfig(num_loras, config.max_lora_rank or MAX_LORA_RANK) if num_loras else None,
     )

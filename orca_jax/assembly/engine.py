@@ -23,6 +23,7 @@ from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolv
 from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
 from orca_jax.assembly.self_test import Outcome, try_kernels
 from orca_jax.assembly.support import Facts, check_settings, check_support, refusal
+from orca_jax.assembly.tiers import attach_tiers, open_tiers
 from orca_jax.assembly.toy import build_toy
 from orca_jax.cluster.messages import ModelJob
 from orca_jax.exec.host import trim_heap
@@ -120,6 +121,7 @@ class _EngineBuild:
         _, pool = build_scheduling(
             choices, model, max_model_len, resolved.cache, resolved.buckets[-1]
         )
+        tiers = open_tiers(config, found.source, placed, resolved)
         implementation = explain(placed.config, resolved, placed.mesh)
         host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
         enough = partial(choices.budget.is_enough, placed.platform.name)
@@ -141,6 +143,7 @@ class _EngineBuild:
         scheduler = speculating(choices.drafts, plain, budget, launches, proposer)
         header = timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
         engine = join_parts(executor, scheduler, pool, header, local.adapters)
+        attach_tiers(engine, local, tiers, launches)
         reader = adapter_reader(placed.config, resolved.lora, resolved.dtype)
         prepare_update: PrepareUpdate
         if refusal(facts, "update"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import jax
@@ -22,7 +23,7 @@ from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.host_memory import give_back
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
-from orca_jax.exec.programs import Programs, compile_stages
+from orca_jax.exec.programs import BLOCKS_MOVED, Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.programs import (
@@ -376,7 +377,7 @@ class JaxExecutor:
         return None
 
     def _run_others(self, sizes: Sequence[int]) -> None:
-        """Run the programs of adapters, those with layers in the buckets of some sizes, and those that copy blocks."""
+        """Run the programs of adapters, those with layers in the buckets of some sizes, and those of blocks."""
         config = self.config
         layouts = self._shapes.adapted_layouts
         for bucket in sorted({bucket_for(config.buckets, size) for size in sizes} & {*layouts}):
@@ -385,6 +386,10 @@ class JaxExecutor:
             copies = [BlockCopy(group, 0, 0) for group in range(len(config.cache.groups))]
             for stage in self.stages:
                 stage.copy_blocks(copies)
+        if config.moves_blocks:
+            for stage, pool in product(self.stages, range(len(config.cache.num_blocks))):
+                blocks = np.zeros(BLOCKS_MOVED, np.int32)
+                stage.write_blocks(pool, blocks, stage.read_blocks(pool, blocks))
         if config.lora is not None:
             self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
 

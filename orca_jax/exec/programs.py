@@ -35,7 +35,7 @@ from orca_jax.exec.sampling.programs import (
 )
 from orca_jax.exec.states import Caches
 from orca_jax.helpers.console import Progress
-from orca_jax.kernels.kv_pages import KVPages, copy_blocks
+from orca_jax.kernels.kv_pages import KVPages, copy_blocks, read_blocks, write_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
 from orca_jax.model.stages import of_span
 from orca_jax.model.transformer import Decoder
@@ -46,8 +46,10 @@ from orca_jax.values.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("adapted", bucket), ("full", width),
-(a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", pool). "adapted" are the layers for
-launches with adapters."""
+(a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", pool), ("read_blocks", pool) and
+("write_blocks", pool). "adapted" are the layers for launches with adapters."""
+BLOCKS_MOVED = 4
+"""Blocks that a run of a program reads or writes for tiers of the cache."""
 
 
 class DeviceState(NamedTuple):
@@ -269,11 +271,19 @@ class Programs:
                 lower[kind, width] = sample(kind, width, state)
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
-        if config.copies_blocks:
-            pools = range(len(state.caches.pages))
-            lower |= {
-                ("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in pools
-            }
+        return {**lower, **self._of_blocks(state)}
+
+    def _of_blocks(
+        self, state: DeviceState
+    ) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
+        """The programs that copy, read and write blocks."""
+        lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
+        for pool in range(len(state.caches.pages)):
+            if self._config.copies_blocks:
+                lower["copy_blocks", pool] = partial(self._lower_copy, pool, state)
+            if self._config.moves_blocks:
+                lower["read_blocks", pool] = partial(self._lower_read, pool, state)
+                lower["write_blocks", pool] = partial(self._lower_put, pool, state)
         return lower
 
     def _state(self) -> DeviceState:
@@ -354,6 +364,40 @@ class Programs:
             self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(pages)
         )
         return program.lower(pages, self._abstract((self.num_copies(pool), 2)))
+
+    def _lower_read(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
+        num_blocks = self._config.cache.num_blocks[pool]
+        pages = state.caches.pages[pool]
+
+        def saved(pages: KVPages, blocks: jax.Array) -> KVPages:
+            return read_blocks(pages, blocks, num_blocks)
+
+        program = jax.jit(self._named(saved), out_shardings=self._sharding_of(pages))
+        return program.lower(pages, self._abstract((BLOCKS_MOVED,)))
+
+    def _lower_put(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
+        num_blocks = self._config.cache.num_blocks[pool]
+        pages = state.caches.pages[pool]
+
+        def restored(pages: KVPages, blocks: jax.Array, values: KVPages) -> KVPages:
+            return write_blocks(pages, blocks, values, num_blocks)
+
+        program = jax.jit(
+            self._named(restored), donate_argnums=0, out_shardings=self._sharding_of(pages)
+        )
+        return program.lower(pages, self._abstract((BLOCKS_MOVED,)), self.moved_shape(pool))
+
+    def moved_shape(self, pool: int) -> KVPages:
+        """The shape of `BLOCKS_MOVED` blocks of a pool, as `read_blocks` returns them."""
+        num_blocks = self._config.cache.num_blocks[pool]
+
+        def part(pages: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            number = BLOCKS_MOVED * (pages.shape[0] // num_blocks)
+            shape = (number, *pages.shape[1:])
+            return jax.ShapeDtypeStruct(shape, pages.dtype, sharding=pages.sharding)
+
+        moved: KVPages = jax.tree.map(part, self._state().caches.pages[pool])
+        return moved
 
     def _lower_forward(
         self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState

@@ -61,7 +61,10 @@ METAVARS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "trace_file"), "FILE"),
     **dict.fromkeys(("base_url", "otlp_traces_endpoint"), "URL"),
-    **dict.fromkeys(("compile_cache", "download_dir", "generation_config", "lora_dir"), "DIR"),
+    **dict.fromkeys(
+        ("compile_cache", "download_dir", "generation_config", "kv_disk", "lora_dir"), "DIR"
+    ),
+    **dict.fromkeys(("kv_disk_size", "kv_host_memory"), "SIZE"),
     **dict.fromkeys(("root_path", "tokenizer", "uds"), "PATH"),
     "allowed_hosts": "NAME",
     "allowed_origins": "ORIGIN",

@@ -326,6 +326,46 @@ def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> K
     return lax.fori_loop(0, blocks.shape[0] * num_layers, copy_page, pages)
 
 
+def read_blocks(pages: KVPages, blocks: Int[Array, " C"], num_blocks: int) -> KVPages:
+    """The pages of some blocks of a pool, block after block, in new arrays; the arguments are as in `copy_blocks`."""
+    found: KVPages = jax.tree.map(
+        lambda values: jnp.zeros(
+            (blocks.shape[0] * (values.shape[0] // num_blocks), *values.shape[1:]), values.dtype
+        ),
+        pages,
+    )
+    return _moved(pages, found, blocks, num_blocks, is_read=True)
+
+
+def write_blocks(
+    pages: KVPages, blocks: Int[Array, " C"], values: KVPages, num_blocks: int
+) -> KVPages:
+    """The pages with some blocks replaced by `values`, which `read_blocks` returned; the last one of a block counts."""
+    return _moved(values, pages, blocks, num_blocks, is_read=False)
+
+
+def _moved(
+    source: KVPages, target: KVPages, blocks: Int[Array, " C"], num_blocks: int, *, is_read: bool
+) -> KVPages:
+    """`target` with pages of `source`: from the pool in a row, or from there to the pool."""
+    pool = source if is_read else target
+    num_layers = jax.tree.leaves(pool)[0].shape[0] // num_blocks
+
+    def move_page(index: Int[Array, ""], target: KVPages) -> KVPages:
+        in_pool = blocks[index // num_layers] + index % num_layers * num_blocks
+        place, end = (in_pool, index) if is_read else (index, in_pool)
+
+        def of_array(values: Array, moved: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(
+                moved, lax.dynamic_index_in_dim(values, place), end, 0
+            )
+
+        result: KVPages = jax.tree.map(of_array, source, target)
+        return result
+
+    return lax.fori_loop(0, blocks.shape[0] * num_layers, move_page, target)
+
+
 def largest_stored(dtype: jnp.dtype) -> float:
     """The largest magnitude of a stored value in quantised pages of this type."""
     return float(

@@ -231,6 +231,7 @@ class RequestPool:
         assert row is not None, f"{request.request_id} does not run"
         self._vacate(request, row)
         request.num_computed = request.num_remembered = 0
+        request.was_sought = False
         self.num_preemptions += 1
         if not request.in_flight:
             request.state = State.INITIATION

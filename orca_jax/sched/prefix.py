@@ -6,8 +6,8 @@ it, and continues from there.
 """
 
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from orca_jax.sched.blocks import BlockName, BlockPool
@@ -185,7 +185,7 @@ class PrefixCache:
             ids: returns the tokens from a position on, as bytes, up to `most` and to the end of a page.
             shared: tokens that other requests have, too: a copy up to them or further is worth it.
         """
-        count = self._num_full(digests)
+        count = self.num_full(digests)
         if self._states is not None:
             return self._at_snapshot(self._states, digests[:count], start, ids)
         parent = digests[count - 1] if count else start
@@ -237,6 +237,36 @@ class PrefixCache:
             return following[place][1]
         return b""
 
+    def hold(self, digests: Iterable[bytes]) -> list[tuple[int, int]]:
+        """Hold the blocks of some pages, so that they make no room; their groups and numbers, for `let_go`."""
+        held: list[tuple[int, int]] = []
+        for digest in digests:
+            for group, named in enumerate(self._blocks):
+                block = named.get(digest)
+                if block is not None:
+                    self._pools[group].share((block,))
+                    held.append((group, block))
+        return held
+
+    def let_go(self, held: Sequence[tuple[int, int]]) -> None:
+        """Give back blocks that were held, in the order of their pages."""
+        for group, pool in enumerate(self._pools):
+            pool.give_back([block for each, block in held if each == group])
+
+    def has_room(self, names: Iterable[BlockName]) -> bool:
+        """True if there are blocks for new content of these names."""
+        needed = Counter([self._pools[group] for group, _ in names])
+        return all([pool.num_free >= number for pool, number in needed.items()])
+
+    def restore(self, name: BlockName, page: Page) -> int:
+        """Take a block for a page in one group, and give it the name; its content follows. The caller holds it."""
+        group, _ = name
+        (block,) = self._pools[group].take_blocks(1)
+        blocks = [NO_BLOCK] * len(self._blocks)
+        blocks[group] = block
+        self.remember(blocks, page)
+        return block
+
     def roots_of(self, hit: Hit) -> frozenset[bytes]:
         """The roots of all pages of a hit, directly after `find`."""
         found: set[bytes] = set()
@@ -278,13 +308,24 @@ class PrefixCache:
         if page.is_full and self.watcher is not None:
             self.watcher.removed(digest, group)
 
-    def _num_full(self, digests: Sequence[bytes]) -> int:
-        """The number of full pages to begin with: those of the groups with all tokens, as far as windows have them."""
+    def block_of(self, name: BlockName) -> int:
+        """The block with a name; `NO_BLOCK` if there is none."""
+        group, digest = name
+        return self._blocks[group].get(digest, NO_BLOCK)
+
+    def num_full(self, digests: Sequence[bytes], others: Container[BlockName] = ()) -> int:
+        """The number of full pages to begin with: those of the groups with all tokens, as far as windows have them.
+
+        Args:
+            digests: the digests of full pages, in order.
+            others: names of pages that count too.
+        """
         count = len(digests)
         for group in self._full:
             named = self._blocks[group]
             for place in range(count):
-                if digests[place] not in named:
+                digest = digests[place]
+                if digest not in named and (group, digest) not in others:
                     count = place
                     break
         before = -1
@@ -292,18 +333,24 @@ class PrefixCache:
         while self._windows and count != before:
             before = count
             for group, layers in self._windows:
-                count = self._with_window(group, layers, digests, count)
+                count = self._with_window(group, layers, digests, count, others)
         return count
 
     def _with_window(
-        self, group: int, layers: LayerGroup, digests: Sequence[bytes], count: int
+        self,
+        group: int,
+        layers: LayerGroup,
+        digests: Sequence[bytes],
+        count: int,
+        others: Container[BlockName] = (),
     ) -> int:
         """The largest number of pages up to `count` whose last ones, as far as the window reaches, are in the cache."""
         named = self._blocks[group]
         place = count
         while place > layers.first_needed(count * self._page_size) // self._page_size:
             place -= 1
-            if digests[place] not in named:
+            digest = digests[place]
+            if digest not in named and (group, digest) not in others:
                 count = place
         return count
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
+from typing import Any
 
 from orca_jax.sched.admission import after
 from orca_jax.sched.prefix import with_spans
@@ -83,6 +84,9 @@ class Request:
     # the reason for a missing next token; the request ends with reason "error"
     error: str | None = None
     aborted: bool = False
+    # while it waits for its row: pages outside of the cache were sought; those that are being read, see `outer.py`
+    was_sought: bool = False
+    sought: Any = None
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None  # its newest update

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.outer import OuterPages
 from orca_jax.sched.prefix import NO_HIT, Hit, Page
 from orca_jax.sched.request import Request, id_bytes, page_digest
 from orca_jax.sched.states import Snapshot
@@ -25,6 +26,7 @@ class PrefixReuse:
 
     Attributes:
         most_computed: others wait for a prompt while more tokens of it than these are to be computed.
+        outer: pages outside of the KV cache; None: there are none.
     """
 
     def __init__(self, kv: KVManager, *, of_calls: bool = False) -> None:
@@ -32,6 +34,7 @@ class PrefixReuse:
         self._of_calls = of_calls
         self._size = kv.page_size
         self.most_computed = 1 if kv.states is None else kv.states.worth
+        self.outer: OuterPages | None = None
         # by the digest of a prompt: the request that computes it
         self._computing: dict[bytes, Request] = {}
 
@@ -54,16 +57,27 @@ class PrefixReuse:
         )
 
     def awaits_prompt(self, request: Request, chosen: Collection[bytes]) -> bool:
-        """True if a waiting request can soon begin with all of its prompt but one token, and computes it otherwise.
+        """True if a waiting request can soon begin with tokens that it computes otherwise.
+
+        Others compute all of its prompt but one token, or pages of it are being read.
 
         Args:
             request: waits for its row.
             chosen: digests of the prompts of requests chosen before it.
         """
+        if self._awaits_pages(request):
+            return True
         if not (self._computing or chosen) or not self._serves(request):
             return False
         return any(
             digest in chosen or digest in self._computing for digest in self.awaited(request, 0)
+        )
+
+    def _awaits_pages(self, request: Request) -> bool:
+        return (
+            self.outer is not None
+            and self._serves(request)
+            and self.outer.awaits(request, request.num_tokens - 1)
         )
 
     def awaited(self, request: Request, num_computed: int) -> Iterator[bytes]:
@@ -112,6 +126,8 @@ class PrefixReuse:
         if not request.is_suspect and self._remembers(request):
             self.remember(request, row)
             self._remember_last(request, row, min(request.num_computed, request.num_tokens))
+            if self.outer is not None:
+                self.outer.used(request)
             if self._kv.states is not None and request.num_computed >= self._kv.states.worth:
                 self._keep_state(request, row, request.num_computed)
 
@@ -141,6 +157,8 @@ class PrefixReuse:
             new = self._kv.remember(
                 row, index, Page(digests[index], parent, id_bytes(ids), request.roots)
             )
+            if self.outer is not None and new:
+                self.outer.remembered(digests[index], index, new, row)
             if watcher is not None:
                 before = parent if index else None
                 salt = request.params.cache_salt

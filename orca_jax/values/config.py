@@ -58,6 +58,7 @@ Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.
 QuantizationName = Literal[Quantization, "int8-dynamic", "int4-dynamic"]
 MAX_LORAS = 8  # adapters in one batch by default
 MAX_LORA_RANK = 16
+KV_DISK_GIB = 8  # default size of the pages of a model in `kv_disk`
 GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
 
@@ -362,6 +363,9 @@ class ExecutorConfig:
     # most proposed tokens of a launch, each drawn for beside one token of each row
     num_drafts: int = 0
     copies_blocks: bool = False  # there is a program for the copies of a plan
+    moves_blocks: bool = (
+        False  # there are programs that read and write blocks for tiers of the cache
+    )
     has_library: bool = False  # on a CPU: attention by the library in C can be the default
     activation_bits: int = 0  # of products of few bits in the library
 
@@ -442,6 +446,9 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     page_size: int | None = None
     num_pages: int | None = None
+    kv_host_memory: int | None = None
+    kv_disk: str | None = None
+    kv_disk_size: int | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
     speculative_config: SpeculativeConfig | None = None

@@ -1,0 +1,181 @@
+"""Blocks of the KV cache as bytes, and back: the numbers that tiers outside of the devices keep.
+
+The payload of a block has, for each pipeline stage and each array of its pages, the pages of the group's layers in
+their order, with all heads. So it does not depend on the devices that share a layer.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from orca_jax.exec.programs import BLOCKS_MOVED
+from orca_jax.exec.stage import Stage
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.values.cache_spec import pages_in_one
+
+type Arrays = list[list[NDArray[np.generic]]]
+"""The pages of one block, by stage and by array of a pool."""
+
+
+class BlockAt(NamedTuple):
+    """A block on the devices."""
+
+    group: int  # of layers
+    block: int  # of the group's pool
+
+
+class _Part(NamedTuple):
+    """The pages of a group in one array of a stage.
+
+    Attributes:
+        num_pages: pages of the payload in a block.
+        shape: the shape of all pages of a block.
+        dtype: the type of the numbers.
+    """
+
+    num_pages: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the payload of a block."""
+        return self.num_pages * int(np.prod(self.shape[1:])) * self.dtype.itemsize
+
+
+class BlockMover:
+    """Reads and writes blocks of all stages of a model, in the order of the launches.
+
+    Args:
+        stages: all stages of the model, on devices of this process.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        groups = stages[0].shapes.groups
+        self._pools = [group.pool for group in groups]
+        self._parts = [[_parts(stage, index) for stage in stages] for index, _ in enumerate(groups)]
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of the payload of a block."""
+        return sum(part.num_bytes for parts in self._parts[group] for part in parts)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest payload."""
+        return max(self.block_bytes(group) for group, _ in enumerate(self._parts))
+
+    def read(self, blocks: Sequence[BlockAt]) -> Callable[[], Iterable[bytes | None]]:
+        """Start to read blocks, after the launches submitted so far.
+
+        Returns:
+            A function that waits for the payloads, in any thread; None for a block with a number that is not finite.
+        """
+        runs: list[tuple[list[int], list[KVPages]]] = []
+        for pool in sorted({self._pools[each.group] for each in blocks}):
+            places = [at for at, each in enumerate(blocks) if self._pools[each.group] == pool]
+            for first in range(0, len(places), BLOCKS_MOVED):
+                part = places[first : first + BLOCKS_MOVED]
+                numbers = _filled([blocks[at].block for at in part])
+                runs.append((part, [stage.read_blocks(pool, numbers) for stage in self._stages]))
+
+        def payloads() -> Iterable[bytes | None]:
+            found: dict[int, bytes | None] = {}
+            for places, of_stages in runs:
+                hosts = [
+                    [np.asarray(each) for each in jax.tree.leaves(pages)] for pages in of_stages
+                ]
+                for index, at in enumerate(places):
+                    found[at] = self._payload(blocks[at].group, index, hosts)
+            return [found[at] for at in range(len(blocks))]
+
+        return payloads
+
+    def convert(self, group: int, payload: bytes) -> Arrays:
+        """The pages of a block, from its payload. Raises ValueError for a payload of another size."""
+        if len(payload) != self.block_bytes(group):
+            raise ValueError(
+                f"the page has {len(payload)} bytes of numbers, not {self.block_bytes(group)}"
+            )
+        done = 0
+        found: Arrays = []
+        for parts in self._parts[group]:
+            arrays: list[NDArray[np.generic]] = []
+            for part in parts:
+                pages = np.zeros(part.shape, part.dtype)
+                own = np.frombuffer(payload, np.uint8, part.num_bytes, done)
+                shape = (part.num_pages, *part.shape[1:])
+                pages[: part.num_pages] = own.view(part.dtype).reshape(shape)
+                arrays.append(pages)
+                done += part.num_bytes
+            found.append(arrays)
+        return found
+
+    def write(self, blocks: Sequence[tuple[BlockAt, Arrays]]) -> None:
+        """Start to write blocks, after the launches submitted so far."""
+        for pool in sorted({self._pools[at.group] for at, _ in blocks}):
+            own = [(at, arrays) for at, arrays in blocks if self._pools[at.group] == pool]
+            for first in range(0, len(own), BLOCKS_MOVED):
+                part = own[first : first + BLOCKS_MOVED]
+                part += part[-1:] * (BLOCKS_MOVED - len(part))  # the same again changes nothing
+                numbers = np.array([at.block for at, _ in part], np.int32)
+                for index, stage in enumerate(self._stages):
+                    leaves = [
+                        np.concatenate(of_blocks)
+                        for of_blocks in zip(*[arrays[index] for _, arrays in part], strict=True)
+                    ]
+                    form = jax.tree.structure(stage.shapes.moved_shape(pool))
+                    stage.write_blocks(pool, numbers, jax.tree.unflatten(form, leaves))
+
+    def _payload(
+        self, group: int, index: int, hosts: Sequence[Sequence[NDArray[np.generic]]]
+    ) -> bytes | None:
+        """The payload of one block of a run; None if a number is not finite."""
+        pieces: list[bytes] = []
+        for parts, arrays in zip(self._parts[group], hosts, strict=True):
+            for part, array in zip(parts, arrays, strict=True):
+                begin = index * part.shape[0]
+                pages = array[begin : begin + part.num_pages]
+                if not _is_finite(pages):
+                    return None
+                pieces.append(pages.tobytes())
+        return b"".join(pieces)
+
+
+def _parts(stage: Stage, group: int) -> list[_Part]:
+    """The parts of a group's payload in a stage."""
+    groups = stage.shapes.groups
+    own = groups[group]
+    found: list[_Part] = []
+    for each in jax.tree.leaves(stage.shapes.moved_shape(own.pool)):
+        number = each.shape[0] // BLOCKS_MOVED
+        # several pages of a layer may share a stored page: then all of them are kept
+        used = len(own.layers) if pages_in_one(own, groups) == 1 else number
+        found.append(_Part(used, (number, *each.shape[1:]), np.dtype(each.dtype)))
+    return found
+
+
+def _filled(blocks: list[int]) -> NDArray[np.int32]:
+    """The numbers of `BLOCKS_MOVED` blocks, the last one several times."""
+    return np.array(blocks + blocks[-1:] * (BLOCKS_MOVED - len(blocks)), np.int32)
+
+
+_EXPONENTS: dict[int, NDArray[np.unsignedinteger[Any]]] = {
+    2: np.array(0x7F80, np.uint16),
+    1: np.array(0x7F, np.uint8),
+}
+"""The bits that are all set in numbers that are not finite: of bfloat16, and of e4m3 as bytes."""
+
+
+def _is_finite(pages: NDArray[np.generic]) -> bool:
+    """True if no number is NaN or infinite. Integers always are finite."""
+    if pages.dtype == np.int8:
+        return True
+    if pages.dtype in (np.float32, np.float16):
+        return bool(np.isfinite(pages).all())
+    mask = _EXPONENTS[pages.dtype.itemsize]
+    bits = pages.view(mask.dtype)
+    return not bool(((bits & mask) == mask).any())

@@ -1,0 +1,277 @@
+"""Pages of prefixes outside of the KV cache: which to save, and which to read back.
+
+Each full page that enters the prefix cache is saved in the background. Before a waiting request gets a row, the pages
+that it lacks are read, if reading them should take less time than computing them. They become pages of the prefix
+cache like others, and the request finds them there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orca_jax.sched.blocks import BlockName
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.prefix import Page
+from orca_jax.sched.request import Request, id_bytes
+from orca_jax.values.cache_spec import NO_BLOCK
+
+
+class Reading(Protocol):
+    """Pages that are being read."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if no page is to come."""
+        ...
+
+    @property
+    def pages(self) -> Mapping[BlockName, Any]:
+        """The numbers of the pages found so far."""
+        ...
+
+
+class PageTier(Protocol):
+    """Pages outside of the devices, by their names in the prefix cache. Nothing here waits, except for `wait`."""
+
+    def __contains__(self, name: object) -> bool:
+        """True if a page is likely to be found."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """The number of pages that may be saved now."""
+        ...
+
+    def save(self, pages: Sequence[tuple[BlockName, int, int]]) -> None:
+        """Save pages with a name, a depth and a block, as they are after the iterations submitted so far."""
+        ...
+
+    def fetch(self, names: Sequence[BlockName]) -> Reading:
+        """Begin to read pages."""
+        ...
+
+    def load(self, pages: Sequence[tuple[BlockName, int, Any]]) -> None:
+        """Write pages with a name, a block and numbers, before the next iteration."""
+        ...
+
+    def seconds(self, num_pages: int) -> float:
+        """The expected time of reading so many pages."""
+        ...
+
+    def wait(self, reading: Any, seconds: float) -> None:
+        """Wait until a reading is done, but not longer."""
+        ...
+
+    def touch(self, names: Sequence[BlockName]) -> None:
+        """Make pages the most recently used ones, the last one most of all."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all pages."""
+        ...
+
+    def close(self) -> None:
+        """Save what is queued, and end the threads."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Sought:
+    """The beginning of a request that is being read.
+
+    Attributes:
+        request: the first request that asked for it.
+        reading: the pages that the prefix cache lacks.
+        digests: the digests of all full pages of the beginning.
+        names: for each of these pages the names to read, one for each group that lacks it.
+        is_over: the pages are in the prefix cache, as far as they were found.
+    """
+
+    request: Request
+    reading: Reading
+    digests: Sequence[bytes]
+    names: Sequence[Sequence[BlockName]]
+    is_over: bool = False
+
+
+class OuterPages:
+    """Saves pages of the prefix cache in a tier, and restores them.
+
+    Args:
+        kv: rows and blocks.
+        tier: the pages outside.
+        seconds_of: the expected time of computing so many tokens of a prompt.
+
+    Attributes:
+        num_restored: pages that came back.
+    """
+
+    def __init__(self, kv: KVManager, tier: PageTier, seconds_of: Callable[[int], float]) -> None:
+        self._kv = kv
+        self._tier = tier
+        self._seconds_of = seconds_of
+        self._new: dict[BlockName, tuple[int, int]] = {}  # depth and block of pages to save
+        self._sought: list[Sought] = []
+        self.is_on = True
+        self.num_restored = 0
+
+    def remembered(self, digest: bytes, depth: int, groups: Sequence[int], row: int) -> None:
+        """Note that a full page has entered the prefix cache in some groups."""
+        if not self.is_on:
+            return
+        blocks = self._kv.blocks_of(row)
+        for group in groups:
+            self._new[group, digest] = depth, blocks[group][depth]
+
+    def save(self) -> None:
+        """Begin to save new pages, as many as there is room for. Those whose block was taken are lost."""
+        if not self._new:
+            return
+        room = self._tier.room
+        pages: list[tuple[BlockName, int, int]] = []
+        for name in list(self._new):
+            if len(pages) == room:
+                break
+            depth, block = self._new.pop(name)
+            if name not in self._tier and self._kv.prefixes.block_of(name) == block:
+                pages.append((name, depth, block))
+        if pages:
+            self._tier.save(pages)
+
+    def awaits(self, request: Request, most: int) -> bool:
+        """True if pages of a waiting request are being read; begins to read them at the first call.
+
+        Args:
+            request: waits for its row.
+            most: tokens that may be found.
+        """
+        sought: Sought | None = request.sought
+        if sought is not None and not sought.is_over:
+            return True
+        if request.was_sought:
+            return False
+        request.sought = self._seek(request, most // self._kv.page_size)
+        return request.sought is not None
+
+    def restore(self) -> None:
+        """Put the pages that were read into the prefix cache."""
+        for sought in [each for each in self._sought if each.reading.is_done]:
+            self._sought.remove(sought)
+            sought.is_over = True
+            if self.is_on:
+                self._restore(sought)
+
+    @property
+    def is_reading(self) -> bool:
+        """True if pages are to come."""
+        return bool(self._sought)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the pages that come first."""
+        if self._sought:
+            self._tier.wait(self._sought[0].reading, seconds)
+
+    def used(self, request: Request) -> None:
+        """Note the use of the pages of a request that leaves its row: its beginning is kept longest."""
+        names = [
+            (group, digest)
+            for digest in reversed(request.page_digests)
+            for group, _ in enumerate(self._kv.groups)
+        ]
+        if names and self.is_on:
+            self._tier.touch(names)
+
+    def turn_off(self) -> None:
+        """Neither save nor restore any more: the weights are others."""
+        self.is_on = False
+        self._new.clear()
+
+    def close(self) -> None:
+        """Save what is queued, and end the threads."""
+        self.save()
+        self._tier.close()
+
+    def _seek(self, request: Request, most_pages: int) -> Sought | None:
+        """Begin to read the pages that a request lacks, if that is worth it, or wait for another request's."""
+        request.was_sought = True
+        if not self.is_on:
+            return None
+        kv = self._kv
+        prefixes = kv.prefixes
+        digests = request.digests(kv.page_size, most_pages)
+        count = prefixes.num_full(digests, self._tier)
+        num_near = prefixes.num_full(digests)
+        if count <= num_near:
+            return None
+        digests = digests[:count]
+        for other in self._sought:
+            if other.digests[-1] in digests:
+                request.was_sought = False  # the rest follows
+                return other
+        lacking = self._lacking(digests)
+        names = [name for of_page in lacking for name in of_page]
+        tokens = (count - num_near) * kv.page_size
+        if self._tier.seconds(len(names)) >= self._seconds_of(tokens):
+            return None
+        sought = Sought(request, self._tier.fetch(names), digests, lacking)
+        self._sought.append(sought)
+        return sought
+
+    def _lacking(self, digests: Sequence[bytes]) -> list[list[BlockName]]:
+        """For each page the names of the groups that need it and lack it."""
+        kv = self._kv
+        end = len(digests) * kv.page_size
+        lacking: list[list[BlockName]] = [[] for _ in digests]
+        for group, layers in enumerate(kv.groups):
+            first = layers.first_needed(end) // kv.page_size
+            for index in range(first, len(digests)):
+                name = group, digests[index]
+                if kv.prefixes.block_of(name) == NO_BLOCK:
+                    lacking[index].append(name)
+        return lacking
+
+    def _restore(self, sought: Sought) -> None:
+        """Put pages into blocks that nothing holds, up to the first one that is missing or has no room."""
+        prefixes = self._kv.prefixes
+        numbers = sought.reading.pages
+        loaded: list[tuple[BlockName, int, Any]] = []
+        # else one of these pages might make room for another one
+        held = prefixes.hold(sought.digests)
+        for index, names in enumerate(sought.names):
+            wanted = [name for name in names if prefixes.block_of(name) == NO_BLOCK]
+            if any([name not in numbers for name in wanted]) or not prefixes.has_room(wanted):
+                break
+            if not wanted:
+                continue
+            page = self._page(sought, index)
+            for name in wanted:
+                block = prefixes.restore(name, page)
+                held.append((name[0], block))
+                loaded.append((name, block, numbers[name]))
+            self._publish(sought.request, page, index, wanted)
+        if loaded:
+            self._tier.load(loaded)
+            self.num_restored += len(loaded)
+        prefixes.let_go(held)
+
+    def _page(self, sought: Sought, index: int) -> Page:
+        request = sought.request
+        size = self._kv.page_size
+        digests = sought.digests
+        parent = digests[index - 1] if index else request.first_digest
+        ids = id_bytes(request.ids_from(index * size, size))
+        return Page(digests[index], parent, ids, frozenset(digests[:1]))
+
+    def _publish(
+        self, request: Request, page: Page, index: int, names: Sequence[BlockName]
+    ) -> None:
+        """Tell the watcher of the prefix cache that it has a page again."""
+        watcher = self._kv.prefixes.watcher
+        if watcher is None:
+            return
+        size = self._kv.page_size
+        parent = page.parent if index else None
+        ids = request.ids_from(index * size, size)
+        for group, _ in names:
+            salt = request.params.cache_salt
+            watcher.stored(page.digest, parent, ids, salt, request.adapter, group)

@@ -1,0 +1,45 @@
+"""What a tier is to the threads that fill it and read it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+type PageName = tuple[int, bytes]
+"""The group of layers, and the digest of the content of a page and of all content before it."""
+
+
+class StoredPage(NamedTuple):
+    """One block of the KV cache outside of the devices.
+
+    Attributes:
+        name: its name in the prefix cache.
+        depth: the number of pages before it.
+        payload: the numbers of all its layers.
+    """
+
+    name: PageName
+    depth: int
+    payload: bytes
+
+
+class Tier(Protocol):
+    """Pages by name, of a bounded size. The least recently used ones make room."""
+
+    def __contains__(self, name: object) -> bool:
+        """True if `read` is likely to find the page; any thread may ask."""
+        ...
+
+    def write(self, page: StoredPage) -> None:
+        """Keep a page. Raises OSError."""
+        ...
+
+    def read(self, name: PageName) -> bytes:
+        """The payload of a page. Raises OSError or ValueError, and the page is gone."""
+        ...
+
+    def touch(self, names: Iterable[PageName]) -> None:
+        """Make pages the most recently used ones, the last one most of all."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all pages."""
+        ...
