@@ -1,6 +1,6 @@
 """Computes the prompt tokens that a prefix cache could save, from the prompts of a workload alone.
 
-This code is independent of the engine's accounting (`sched/reuse.py`, `sched/prefix.py`), which it is compared with:
+This code is independent of the engine's accounting (`sched/prefixes/`), which it is compared with:
 pages are identified by nested numbers instead of digests, and their ages are kept in a heap.
 """
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.observer import Observer, Observers
-from orca_jax.sched.outer import OuterPages
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.prefixes.outer import OuterPages
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (

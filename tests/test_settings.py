@@ -47,6 +47,10 @@ DRAFTS: dict[str, Any] = {"method": "draft_model", "model": "demo", "num_specula
 
 # Settings of an engine without effect in a combination, each with the words of its refusal.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"kv_disk": "pages"}, "kv_disk", "has no weights"),
+    ({"kv_host_memory": 9}, "kv_host_memory", "has no weights"),
+    ({"kv_disk_size": 9}, "kv_disk_size", "give kv_disk"),
+    ({**ORCA, "kv_disk": "pages"}, "kv_disk", "needs the prefix cache"),
     ({"max_num_batched_tokens": 63}, "max_num_batched_tokens", "less than max_num_seqs 64"),
     (
         {"max_num_batched_tokens": 4, "max_num_seqs": 5},
@@ -160,6 +164,9 @@ HONOURED: dict[str, dict[str, Any]] = {
     "pipeline_parallel_size": {"pipeline_parallel_size": 3},
     "page_size": {"page_size": 4},
     "num_pages": {"num_pages": 900},
+    "kv_host_memory": {},
+    "kv_disk": {},
+    "kv_disk_size": {},
     "gpu_memory_utilization": {},
     "kv_cache_dtype": {"kv_cache_dtype": "auto"},
     "speculative_config": {"speculative_config": NGRAM},

@@ -15,6 +15,7 @@ from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.values.checks import is_class_name, load_class
 from orca_jax.values.config import (
     GPU_MEMORY_UTILIZATION,
+    KV_DISK_GIB,
     MAX_LORA_RANK,
     MAX_LORAS,
     ORDERINGS,
@@ -189,13 +190,27 @@ class DeviceChoices:
 
 
 @dataclass(frozen=True)
+class TierChoices:
+    """The memory outside of the devices for pages of prefixes."""
+
+    host_memory: int | None = None  # bytes; None: no pages in the memory of the host
+    disk: str | None = None  # a directory; None: no pages in files
+    disk_size: int = KV_DISK_GIB * 2**30  # bytes
+
+    @property
+    def are_used(self) -> bool:
+        """True if pages are kept outside of the devices."""
+        return self.host_memory is not None or self.disk is not None
+
+
+@dataclass(frozen=True)
 class PageChoices:
     """The pages of the KV cache."""
 
     size: int = PAGE_SIZE  # tokens
     number: int | None = None  # None: as many as fit
     dtype: KVCacheDType | Literal["auto"] = "auto"
-    has_tiers: bool = False  # pages of prefixes are kept outside of the devices, too
+    tiers: TierChoices = TierChoices()
 
 
 @dataclass(frozen=True)
@@ -278,7 +293,11 @@ def choices_of(config: EngineConfig) -> Choices:
             config.page_size or (TOY_PAGE_SIZE if is_for_toy else PAGE_SIZE),
             config.num_pages,
             config.kv_cache_dtype,
-            has_tiers=config.kv_disk is not None or config.kv_host_memory is not None,
+            tiers=TierChoices(
+                config.kv_host_memory,
+                config.kv_disk,
+                config.kv_disk_size or KV_DISK_GIB * 2**30,
+            ),
         ),
         lora=LoraConfig(num_loras, config.max_lora_rank or MAX_LORA_RANK) if num_loras else None,
     )

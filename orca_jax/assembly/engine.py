@@ -26,7 +26,6 @@ from orca_jax.assembly.support import Facts, check_settings, check_support, refu
 from orca_jax.assembly.tiers import attach_tiers, open_tiers
 from orca_jax.assembly.toy import build_toy
 from orca_jax.cluster.messages import ModelJob
-from orca_jax.exec.host import trim_heap
 from orca_jax.helpers.console import line_without_bars
 from orca_jax.timeline.writer import check_trace_file
 from orca_jax.values.config import AttentionName, EngineConfig
@@ -73,7 +72,6 @@ def build_engine(
         built = _EngineBuild(found, choices, host, times).run(on_compile)
     else:
         built = build_toy(config, choices, times, host)
-    trim_heap()
     logger.info("%s", built.summary.line(config.model))
     return built
 
@@ -121,7 +119,7 @@ class _EngineBuild:
         _, pool = build_scheduling(
             choices, model, max_model_len, resolved.cache, resolved.buckets[-1]
         )
-        tiers = open_tiers(config, found.source, placed, resolved)
+        tiers = open_tiers(choices.pages.tiers, found.source, config.seed, placed, resolved)
         implementation = explain(placed.config, resolved, placed.mesh)
         host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
         enough = partial(choices.budget.is_enough, placed.platform.name)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.host import trim_heap
 from orca_jax.exec.host_memory import use_large_pages
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
@@ -161,7 +162,7 @@ def start_executor(
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
-        return JaxExecutor(
+        executor = JaxExecutor(
             stages,
             placed.config,
             config,
@@ -171,6 +172,8 @@ def start_executor(
             before_run=before_run,
             is_enough=is_enough,
         )
+    trim_heap()
+    return executor
 
 
 def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel:

@@ -105,7 +105,7 @@ def resolve(
         lora=choices.lora,
         num_drafts=choices.most_drafts,
         copies_blocks=choices.traits.shares_prefixes,
-        moves_blocks=choices.pages.has_tiers,
+        moves_blocks=choices.pages.tiers.are_used,
     )
 
 

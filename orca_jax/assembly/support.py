@@ -404,8 +404,7 @@ NEEDS: tuple[Need, ...] = (
          "attention_implementation must be one of {f.choices} on {f.platform} devices, got "
          "{f.config.attention_implementation!r}{f.meant}", "platform"),
     Need("kv_host_memory", lambda f: not f.is_host,
-         "kv_host_memory has no effect on a CPU, whose KV cache is in the memory of the host; set num_pages",
-         "platform"),
+         "kv_host_memory has no effect on a CPU, whose KV cache is host memory; set num_pages", "platform"),
     Need("cpu_products", lambda f: f.is_host,
          "cpu_products has no effect on {f.platform} devices; leave it out", "platform"),
     Need("cpu_products", lambda f: f.known.decoder is None,

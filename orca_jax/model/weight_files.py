@@ -1,5 +1,7 @@
 """The files of weights in a model directory, known by their names. Checked before JAX is imported."""
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +15,7 @@ from orca_jax.values.errors import CheckpointError, ConfigError
 ADAPTER = "adapter_config.json"
 _VARIANT = re.compile(r"model\.([\w-]+)(\.safetensors(?:\.index\.json)?)")
 _PART = re.compile(r"model-\d+-of-\d+\.safetensors")
+_END = 2**16  # bytes at both ends of a file
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -71,6 +74,25 @@ def check_safetensors(directory: Path) -> None:
         raise ConfigError(message, param="load_format")
     problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
     raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
+
+
+def files_digest(source: Path) -> str:
+    """A digest of the files of a model that is soon made: of names, sizes, times of change, and both ends of each.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    paths = sorted(path for path in source.rglob("*") if path.is_file()) or [source]
+    for path in paths:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            name = path.relative_to(source).as_posix()
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+            digest.update(file.read(_END))
+            file.seek(max(0, status.st_size - _END))
+            digest.update(file.read(_END))
+    return digest.hexdigest()
 
 
 def _names(directory: Path, patterns: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import EnginePredictor
-from orca_jax.sched.prefix import NO_HIT, Hit
+from orca_jax.sched.prefixes.cache import NO_HIT, Hit
 from orca_jax.sched.request import Request, State
 
 _SPARE = 64  # jobs that ended while they waited, before they are removed

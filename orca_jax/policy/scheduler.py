@@ -17,7 +17,7 @@ from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.joint import PreemptingScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.prefix import NO_HIT
+from orca_jax.sched.prefixes.cache import NO_HIT
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, unknown_seconds
 from orca_jax.values.cache_spec import ceil_div

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
-from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
+from orca_jax.sched.prefixes.cache import NO_HIT, Hit, Page, PrefixCache
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, ceil_div, sums_by_pool
 from orca_jax.values.errors import ConfigError

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.prefix import Hit
+from orca_jax.sched.prefixes.cache import Hit
+from orca_jax.sched.prefixes.reuse import PrefixReuse
 from orca_jax.sched.request import Request
-from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.scheduler import Selection
 from orca_jax.sched.states import States
 from orca_jax.values.step import BlockCopy, Member, Pools, RowSampling, StepPlan, plain_member

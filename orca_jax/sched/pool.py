@@ -16,9 +16,9 @@ from orca_jax.sched.admission import (
 from orca_jax.sched.drafts.counts import DraftCounts
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import EnginePredictor
-from orca_jax.sched.prefix import NO_HIT, Hit
+from orca_jax.sched.prefixes.cache import NO_HIT, Hit
+from orca_jax.sched.prefixes.reuse import PrefixReuse
 from orca_jax.sched.request import Request, State, advance, append, update_of
-from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import (
     DEFAULT_URGENCY,

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from orca_jax.sched.admission import after
-from orca_jax.sched.prefix import with_spans
+from orca_jax.sched.prefixes.cache import with_spans
 from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
@@ -84,7 +84,7 @@ class Request:
     # the reason for a missing next token; the request ends with reason "error"
     error: str | None = None
     aborted: bool = False
-    # while it waits for its row: pages outside of the cache were sought; those that are being read, see `outer.py`
+    # while it waits for its row: pages outside of the cache were sought; those being read (`prefixes/outer.py`)
     was_sought: bool = False
     sought: Any = None
     first_scheduled: float | None = None

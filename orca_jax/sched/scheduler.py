@@ -8,7 +8,7 @@ from orca_jax.sched.blocks import BlockCount
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.prefix import NO_HIT, Hit
+from orca_jax.sched.prefixes.cache import NO_HIT, Hit
 from orca_jax.sched.request import Request
 from orca_jax.values.config import Traits
 

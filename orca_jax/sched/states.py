@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
         digest: the digest of these tokens.
         parent: the digest of the full pages, or of salt and adapter before the first one.
         ids: the ids of the tokens after them, 4 bytes each; none at the end of a page.
-        roots: digests of the first pages that it was computed from, as those of a `Page` (`prefix.py`).
+        roots: digests of the first pages that it was computed from, as those of a `Page` (`prefixes/cache.py`).
     """
 
     digest: bytes

@@ -73,6 +73,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_implementation": (None, "xla", "triton"),
     "cpu_products": ("auto", "xla", "native"),
     "compile_cache": ("auto", "programs"),
+    "kv_disk": (None, "pages"),
+    "kv_disk_size": (None, 2**20),
+    "kv_host_memory": (None, 2**20),
 }
 """Values of every setting of a row, and of those that decide about rows."""
 MODELS = (
@@ -95,7 +98,7 @@ MODELS = (
 
 
 DECIDING = ("model", "scheduler", "scheduling_policy", "speculative_config", "pipeline_parallel_size", "enable_lora",
-            "quantization", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs", "tokenizer",
+            "quantization", "enable_prefix_caching", "kv_disk", "max_num_batched_tokens", "max_num_seqs", "tokenizer",
             "overlap")  # fmt: skip
 """Settings that rows read beside their own one."""
 

@@ -64,7 +64,11 @@ def test_holds_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names_under(wheel, "")}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"orca_jax"}
     assert len(tops) == 2
-    assert wheel.stat().st_size <= 7_800_000
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {each.filename: each.compress_size for each in archive.infolist()}
+    models = sum(size for name, size in sizes.items() if "/_demo" in name)
+    assert models <= 6_400_000
+    assert wheel.stat().st_size - models <= 1_650_000
 
 
 @needs_demo

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from orca_jax.sched import plan, prefix
+from orca_jax.sched import plan
+from orca_jax.sched.prefixes import cache as prefix
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.prefix import PrefixCache
+from orca_jax.sched.prefixes.cache import PrefixCache
 from orca_jax.sim.toy_memory import toy_span
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import SpannedPrompt

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from orca_jax.sched.blocks import BlockPool
-from orca_jax.sched.prefix import WORTH_A_COPY, Hit, Page, PrefixCache
+from orca_jax.sched.prefixes.cache import WORTH_A_COPY, Hit, Page, PrefixCache
 from orca_jax.sched.request import id_bytes, page_digest
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.values.request import SamplingParams

@@ -12,8 +12,8 @@ import pytest
 from orca_jax.sched import states
 from orca_jax.sched.blocks import BlockPool
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.prefix import PrefixCache
-from orca_jax.sched.reuse import PrefixReuse
+from orca_jax.sched.prefixes.cache import PrefixCache
+from orca_jax.sched.prefixes.reuse import PrefixReuse
 from orca_jax.sched.states import States
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import SamplingParams

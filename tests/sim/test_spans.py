@@ -8,8 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from orca_jax.cluster.messages import Iteration, decode_call, encode
-from orca_jax.sched import prefix, request
-from orca_jax.sched.prefix import WORTH_A_COPY
+from orca_jax.sched import request
+from orca_jax.sched.prefixes import cache as prefix
+from orca_jax.sched.prefixes.cache import WORTH_A_COPY
 from orca_jax.sched.request import Request
 from orca_jax.sim.toy import ToyExecutor
 from orca_jax.sim.toy_memory import toy_span

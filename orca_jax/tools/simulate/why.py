@@ -3,7 +3,7 @@
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.prefix import NO_HIT
+from orca_jax.sched.prefixes.cache import NO_HIT
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Scheduler, Selection
 from orca_jax.tools.simulate.run import SimulatedRun

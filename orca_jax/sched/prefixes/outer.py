@@ -7,16 +7,17 @@ cache like others, and the request finds them there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any, Protocol
 
 from orca_jax.sched.blocks import BlockName
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.prefix import Page
+from orca_jax.sched.prefixes.cache import Page
 from orca_jax.sched.request import Request, id_bytes
 from orca_jax.values.cache_spec import NO_BLOCK
 
 
-class Reading(Protocol):
+class Arrivals(Protocol):
     """Pages that are being read."""
 
     @property
@@ -46,7 +47,7 @@ class PageTier(Protocol):
         """Save pages with a name, a depth and a block, as they are after the iterations submitted so far."""
         ...
 
-    def fetch(self, names: Sequence[BlockName]) -> Reading:
+    def fetch(self, names: Sequence[BlockName]) -> Arrivals:
         """Begin to read pages."""
         ...
 
@@ -88,7 +89,7 @@ class Sought:
     """
 
     request: Request
-    reading: Reading
+    reading: Arrivals
     digests: Sequence[bytes]
     names: Sequence[Sequence[BlockName]]
     is_over: bool = False
@@ -173,13 +174,10 @@ class OuterPages:
 
     def used(self, request: Request) -> None:
         """Note the use of the pages of a request that leaves its row: its beginning is kept longest."""
-        names = [
-            (group, digest)
-            for digest in reversed(request.page_digests)
-            for group, _ in enumerate(self._kv.groups)
-        ]
-        if names and self.is_on:
-            self._tier.touch(names)
+        if not self.is_on or not request.page_digests:
+            return
+        groups = range(len(self._kv.groups))
+        self._tier.touch(list(product(groups, reversed(request.page_digests))))
 
     def turn_off(self) -> None:
         """Neither save nor restore any more: the weights are others."""
@@ -209,7 +207,7 @@ class OuterPages:
                 request.was_sought = False  # the rest follows
                 return other
         lacking = self._lacking(digests)
-        names = [name for of_page in lacking for name in of_page]
+        names = list(chain.from_iterable(lacking))
         tokens = (count - num_near) * kv.page_size
         if self._tier.seconds(len(names)) >= self._seconds_of(tokens):
             return None

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Condition
 
-from orca_jax.tiers.base import PageName, StoredPage, Tier
+from orca_jax.exec.tiers.base import PageName, StoredPage, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ type Convert[P] = Callable[[PageName, bytes], P]
 """Makes the form in which a page is put on the devices. Raises ValueError for a payload of another size."""
 
 
-class Reading[P]:
+class PageFetch[P]:
     """Pages that are being read.
 
     Attributes:
@@ -93,15 +93,15 @@ class PageStore[P]:
             self._num_queued += len(pages)
         self._writer.submit(self._save, pages, payloads)
 
-    def fetch(self, names: Sequence[PageName]) -> Reading[P]:
+    def fetch(self, names: Sequence[PageName]) -> PageFetch[P]:
         """Begin to read pages. Those that cannot be read are missing in the end."""
-        reading = Reading[P](len(names))
+        reading = PageFetch[P](len(names))
         begin = time.perf_counter()
         for name in names:
             self._readers.submit(partial(self._read, name, reading, begin, len(names)))
         return reading
 
-    def wait(self, reading: Reading[P], seconds: float) -> None:
+    def wait(self, reading: PageFetch[P], seconds: float) -> None:
         """Wait until a reading is done, but not longer."""
         with self._changed:
             self._changed.wait_for(lambda: reading.is_done, seconds)
@@ -155,7 +155,7 @@ class PageStore[P]:
                 self.num_failed += 1
                 self._warn("saved", error)
 
-    def _read(self, name: PageName, reading: Reading[P], begin: float, number: int) -> None:
+    def _read(self, name: PageName, reading: PageFetch[P], begin: float, number: int) -> None:
         """Read one page from the first tier that has it."""
         page = None
         try:

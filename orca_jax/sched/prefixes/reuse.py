@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.outer import OuterPages
-from orca_jax.sched.prefix import NO_HIT, Hit, Page
+from orca_jax.sched.prefixes.cache import NO_HIT, Hit, Page
+from orca_jax.sched.prefixes.outer import OuterPages
 from orca_jax.sched.request import Request, id_bytes, page_digest
 from orca_jax.sched.states import Snapshot
 

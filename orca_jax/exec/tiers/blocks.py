@@ -5,6 +5,7 @@ their order, with all heads. So it does not depend on the devices that share a l
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from orca_jax.exec.stage import Stage
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.values.cache_spec import pages_in_one
 
-type Arrays = list[list[NDArray[np.generic]]]
+type BlockArrays = list[list[NDArray[np.generic]]]
 """The pages of one block, by stage and by array of a pool."""
 
 
@@ -27,7 +28,7 @@ class BlockAt(NamedTuple):
     block: int  # of the group's pool
 
 
-class _Part(NamedTuple):
+class _PagePart(NamedTuple):
     """The pages of a group in one array of a stage.
 
     Attributes:
@@ -57,11 +58,11 @@ class BlockMover:
         self._stages = stages
         groups = stages[0].shapes.groups
         self._pools = [group.pool for group in groups]
-        self._parts = [[_parts(stage, index) for stage in stages] for index, _ in enumerate(groups)]
+        self._parts = [_parts_of(stages, index) for index, _ in enumerate(groups)]
 
     def block_bytes(self, group: int) -> int:
         """Bytes of the payload of a block."""
-        return sum(part.num_bytes for parts in self._parts[group] for part in parts)
+        return sum(part.num_bytes for part in chain.from_iterable(self._parts[group]))
 
     @property
     def most_bytes(self) -> int:
@@ -85,23 +86,21 @@ class BlockMover:
         def payloads() -> Iterable[bytes | None]:
             found: dict[int, bytes | None] = {}
             for places, of_stages in runs:
-                hosts = [
-                    [np.asarray(each) for each in jax.tree.leaves(pages)] for pages in of_stages
-                ]
+                hosts = [jax.tree.leaves(jax.tree.map(np.asarray, each)) for each in of_stages]
                 for index, at in enumerate(places):
                     found[at] = self._payload(blocks[at].group, index, hosts)
             return [found[at] for at in range(len(blocks))]
 
         return payloads
 
-    def convert(self, group: int, payload: bytes) -> Arrays:
+    def convert(self, group: int, payload: bytes) -> BlockArrays:
         """The pages of a block, from its payload. Raises ValueError for a payload of another size."""
         if len(payload) != self.block_bytes(group):
             raise ValueError(
                 f"the page has {len(payload)} bytes of numbers, not {self.block_bytes(group)}"
             )
         done = 0
-        found: Arrays = []
+        found: BlockArrays = []
         for parts in self._parts[group]:
             arrays: list[NDArray[np.generic]] = []
             for part in parts:
@@ -114,7 +113,7 @@ class BlockMover:
             found.append(arrays)
         return found
 
-    def write(self, blocks: Sequence[tuple[BlockAt, Arrays]]) -> None:
+    def write(self, blocks: Sequence[tuple[BlockAt, BlockArrays]]) -> None:
         """Start to write blocks, after the launches submitted so far."""
         for pool in sorted({self._pools[at.group] for at, _ in blocks}):
             own = [(at, arrays) for at, arrays in blocks if self._pools[at.group] == pool]
@@ -123,10 +122,8 @@ class BlockMover:
                 part += part[-1:] * (BLOCKS_MOVED - len(part))  # the same again changes nothing
                 numbers = np.array([at.block for at, _ in part], np.int32)
                 for index, stage in enumerate(self._stages):
-                    leaves = [
-                        np.concatenate(of_blocks)
-                        for of_blocks in zip(*[arrays[index] for _, arrays in part], strict=True)
-                    ]
+                    of_stage = [arrays[index] for _, arrays in part]
+                    leaves = [np.concatenate(each) for each in zip(*of_stage, strict=True)]
                     form = jax.tree.structure(stage.shapes.moved_shape(pool))
                     stage.write_blocks(pool, numbers, jax.tree.unflatten(form, leaves))
 
@@ -145,16 +142,21 @@ class BlockMover:
         return b"".join(pieces)
 
 
-def _parts(stage: Stage, group: int) -> list[_Part]:
+def _parts_of(stages: Sequence[Stage], group: int) -> list[list[_PagePart]]:
+    """The parts of a group's payload in all stages."""
+    return [_parts(stage, group) for stage in stages]
+
+
+def _parts(stage: Stage, group: int) -> list[_PagePart]:
     """The parts of a group's payload in a stage."""
     groups = stage.shapes.groups
     own = groups[group]
-    found: list[_Part] = []
+    found: list[_PagePart] = []
     for each in jax.tree.leaves(stage.shapes.moved_shape(own.pool)):
         number = each.shape[0] // BLOCKS_MOVED
         # several pages of a layer may share a stored page: then all of them are kept
         used = len(own.layers) if pages_in_one(own, groups) == 1 else number
-        found.append(_Part(used, (number, *each.shape[1:]), np.dtype(each.dtype)))
+        found.append(_PagePart(used, (number, *each.shape[1:]), np.dtype(each.dtype)))
     return found
 
 

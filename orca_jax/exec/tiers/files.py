@@ -9,7 +9,7 @@ A file is private, and whole or absent (`helpers/cache_files.py`). Its content i
     32 bytes  digest of the tokens of the page and of all before it, of salt and adapter
     2 bytes   group of layers; like the next one, the lowest byte first
     4 bytes   depth: pages before this one
-    rest      the numbers, as `exec/blocks.py` orders them
+    rest      the numbers, as `blocks.py` orders them
 
 Several processes of one user may share a folder. One may remove a file that another one lists: its read then fails, and
 the page is computed.
@@ -27,8 +27,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from orca_jax.exec.tiers.base import PageName, StoredPage
 from orca_jax.helpers.cache_files import read_file, refusal, write_file
-from orca_jax.tiers.base import PageName, StoredPage
 from orca_jax.values.errors import ConfigError, system_message
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _PART = ".part-"  # of a file that is being written
 _PAUSE = 60.0  # seconds without writing after a failure
 
 
-class _Entry(NamedTuple):
+class _KeptFile(NamedTuple):
     """A file of the folder: its size, its depth, and the time of its last use in nanoseconds."""
 
     size: int
@@ -68,7 +68,7 @@ class FileTier:
         self._most_bytes = most_bytes
         self._folder = _open(Path(directory), identity)
         self._lock = Lock()
-        self._entries: OrderedDict[PageName, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PageName, _KeptFile] = OrderedDict()
         self._paused_until = 0.0
         self.num_bytes = 0
 
@@ -77,14 +77,16 @@ class FileTier:
 
     def scan(self) -> None:
         """List the files of the folder again, and remove parts of files that a killed process left."""
-        found: list[tuple[PageName, _Entry]] = []
+        found: list[tuple[PageName, _KeptFile]] = []
         for entry in _files(self._folder):
             match = _NAME.fullmatch(entry.name)
             with contextlib.suppress(OSError):  # removed by another process
                 status = entry.stat(follow_symlinks=False)
                 if match is not None:
                     name = int(match[2]), bytes.fromhex(match[1])
-                    found.append((name, _Entry(status.st_size, int(match[3]), status.st_mtime_ns)))
+                    found.append(
+                        (name, _KeptFile(status.st_size, int(match[3]), status.st_mtime_ns))
+                    )
                 elif entry.name.startswith(_PART):
                     _remove_part(entry, status)
         # a beginning of a text is used whenever its continuation is: it stays longer
@@ -112,7 +114,7 @@ class FileTier:
         with self._lock:
             if page.name not in self._entries:
                 self.num_bytes += size
-            self._entries[page.name] = _Entry(size, page.depth, time.time_ns())
+            self._entries[page.name] = _KeptFile(size, page.depth, time.time_ns())
 
     def read(self, name: PageName) -> bytes:
         """The payload of a page.

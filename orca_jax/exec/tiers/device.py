@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from orca_jax.exec.blocks import Arrays, BlockAt, BlockMover
 from orca_jax.exec.stage import Stage
-from orca_jax.tiers.base import PageName, Tier
-from orca_jax.tiers.store import PageStore, Reading
+from orca_jax.exec.tiers.base import PageName, Tier
+from orca_jax.exec.tiers.blocks import BlockArrays, BlockAt, BlockMover
+from orca_jax.exec.tiers.store import PageFetch, PageStore
 
 
 class DeviceTier:
-    """The tiers of an engine, as its decisions see them (`sched/outer.py`).
+    """The tiers of an engine, as its decisions see them (`sched/prefixes/outer.py`).
 
     Args:
         stages: all stages of the model, on devices of this process.
@@ -33,11 +33,11 @@ class DeviceTier:
         blocks = [BlockAt(name[0], block) for name, _, block in pages]
         self.store.save([(name, depth) for name, depth, _ in pages], self._mover.read(blocks))
 
-    def fetch(self, names: Sequence[PageName]) -> Reading[Arrays]:
+    def fetch(self, names: Sequence[PageName]) -> PageFetch[BlockArrays]:
         """Begin to read pages."""
         return self.store.fetch(names)
 
-    def load(self, pages: Sequence[tuple[PageName, int, Arrays]]) -> None:
+    def load(self, pages: Sequence[tuple[PageName, int, BlockArrays]]) -> None:
         """Write pages with a name, a block and numbers, before the next iteration."""
         self._mover.write([(BlockAt(name[0], block), arrays) for name, block, arrays in pages])
 
@@ -45,7 +45,7 @@ class DeviceTier:
         """The expected time of reading so many pages."""
         return self.store.seconds(num_pages)
 
-    def wait(self, reading: Reading[Arrays], seconds: float) -> None:
+    def wait(self, reading: PageFetch[BlockArrays], seconds: float) -> None:
         """Wait until a reading is done, but not longer."""
         self.store.wait(reading, seconds)
 
@@ -61,5 +61,5 @@ class DeviceTier:
         """Save what is queued, and end the threads."""
         self.store.close()
 
-    def _convert(self, name: PageName, payload: bytes) -> Arrays:
+    def _convert(self, name: PageName, payload: bytes) -> BlockArrays:
         return self._mover.convert(name[0], payload)

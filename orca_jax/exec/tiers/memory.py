@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from threading import Lock
 
-from orca_jax.tiers.base import PageName, StoredPage
+from orca_jax.exec.tiers.base import PageName, StoredPage
 
 
 class MemoryTier:

@@ -1,4 +1,4 @@
-"""What a tier is to the threads that fill it and read it."""
+"""Pages outside of the devices, and the protocol of the tiers that keep them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol

@@ -1,0 +1,106 @@
+"""Pages in files with real executors: a later engine has the same tokens, on other devices, too."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.engine import Engine
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.tiers.blocks import BlockAt, BlockMover
+from orca_jax.exec.tiers.store import PageStore
+from tests.test_same_tokens import greedy_jobs, make_engine, run
+
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(
+    tmp_path: Path, program_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Makes an engine with a folder of pages, which are always worth reading."""
+    monkeypatch.setattr(PageStore, "seconds", lambda self, number: 0.0)
+    made = contextmanager(make_engine)
+
+    @contextmanager
+    def opened(name: str, devices: int = 1, **settings: object) -> Iterator[Engine]:
+        folder = str(tmp_path / "kv")
+        with made(name, program_cache, devices, "chunked", kv_disk=folder, **settings) as engine:
+            yield engine
+            assert engine.outer is not None
+            engine.outer.close()
+
+    return opened
+
+
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "settings"),
+    [
+        ("qwen3", 1, 2, {}),
+        ("gemma3-one-kv-head", 1, 1, {}),
+        slow("qwen3", 2, 1, {}),
+        slow("qwen3", 1, 1, {"kv_cache_dtype": "int8"}),
+        slow("qwen3", 1, 1, {"kv_cache_dtype": "fp8"}),
+        slow("qwen3", 1, 1, {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}),
+        slow("qwen3", 1, 1, {"pipeline_parallel_size": 2}),
+        slow("gemma2", 1, 2, {}),
+    ],
+)
+def test_a_later_engine_has_the_same_tokens(
+    opened: Open, name: str, before: int, after: int, settings: dict[str, Any]
+) -> None:
+    jobs, expected = greedy_jobs(name)
+    with opened(name, before, page_size=4, **settings) as engine:
+        tokens = run(engine, jobs)
+    if not settings:
+        assert tokens == expected
+    with opened(name, after, page_size=4, **settings) as engine:
+        assert run(engine, jobs) == tokens
+        assert engine.outer.num_restored > 0
+        assert engine.stats.cache_hits >= 4 * len(jobs)
+
+
+def mover_of(engine: Engine) -> BlockMover:
+    assert isinstance(engine.executor, JaxExecutor)
+    return BlockMover(engine.executor.stages)
+
+
+def test_blocks_are_written_as_they_were_read(opened: Open) -> None:
+    with opened("qwen3") as engine:
+        run(engine, greedy_jobs("qwen3")[0])
+        mover = mover_of(engine)
+        blocks = [BlockAt(0, block) for block in (3, 7, 1, 0, 9)]
+        payloads = list(mover.read(blocks)())
+        assert all(payload is not None for payload in payloads)
+        others = [BlockAt(0, block) for block in (20, 21, 22, 23, 24)]
+        arrays = [mover.convert(0, payload or b"") for payload in payloads]
+        mover.write(list(zip(others, arrays, strict=True)))
+        assert list(mover.read(others)()) == payloads
+        assert list(mover.read(blocks)()) == payloads
+        with pytest.raises(ValueError, match="bytes of numbers, not"):
+            mover.convert(0, (payloads[0] or b"") + b"\0")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_blocks_with_numbers_that_are_not_finite_are_not_kept(opened: Open, bad: float) -> None:
+    with opened("qwen3") as engine:
+        stage = engine.executor.stages[0]
+        (pages,) = stage.state.caches.pages
+        arrays = jax.tree.map(jnp.zeros_like, pages)
+        num_blocks = engine.pool.kv.num_blocks[0]
+        spoiled = arrays._replace(v=arrays.v.at[2 + num_blocks, 0, 0, 0].set(bad))
+        stage.state = stage.state._replace(caches=stage.state.caches._replace(pages=(spoiled,)))
+        zeros, none = mover_of(engine).read([BlockAt(0, 1), BlockAt(0, 2)])()
+        assert none is None and zeros is not None
+        assert not np.frombuffer(zeros, np.uint8).any()
