@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orca_jax.sched import plan
-from orca_jax.sched.prefixes import cache as prefix
 from orca_jax.sched.kv import KVManager
+from orca_jax.sched.prefixes import cache as prefix
 from orca_jax.sched.prefixes.cache import PrefixCache
 from orca_jax.sim.toy_memory import toy_span
 from orca_jax.values.request import SamplingParams
