@@ -175,7 +175,7 @@ MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {
         )
     ),
     "a hit without its window": (
-        "chunked", PrefixCache, "_with_window", lambda cache, group, layers, digests, count: count
+        "chunked", PrefixCache, "_with_window", lambda cache, group, layers, digests, count, *_: count
     ),
     "a token too many is copied": ("chunked", prefix, "_num_common", lambda one, other: COMMON(one, other) + 1),
     "sources are not held": (

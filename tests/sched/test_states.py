@@ -406,7 +406,7 @@ MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {
     ),
     "a hit of another length": ("chunked", PrefixCache, "_at_snapshot", _longer),
     "a hit without its window": (
-        "chunked", PrefixCache, "_with_window", lambda cache, group, layers, digests, count: count
+        "chunked", PrefixCache, "_with_window", lambda cache, group, layers, digests, count, *_: count
     ),
     "any page is copied": (
         "chunked", PrefixCache, "_page_with", lambda cache, parent, begun: (
