@@ -86,6 +86,10 @@ class EngineStats:
     slow_decisions: int = 0  # of a policy from outside
     # plans of at most PLAN_TOKENS[i] tokens, and beyond; each counts once
     plans_by_tokens: tuple[int, ...] = ()
+    # pages outside of the devices: saved there, back in the prefix cache, and neither since a tier failed
+    saved_pages: int = 0
+    restored_pages: int = 0
+    failed_pages: int = 0
     late_grammars: int = 0  # given up, since compiling took too long
     late_adapters: int = 0  # given up, since reading took too long
     # of rows in each group of layers; a shared block counts for each row
@@ -410,6 +414,7 @@ class Engine:
         kv = self.pool.kv
         drafts = self.pool.drafts
         adapters = self.pool.adapters
+        outer = self.outer
         return EngineStats(
             iterations=self._iterations,
             scheduled_requests=self._scheduled_requests,
@@ -430,6 +435,9 @@ class Engine:
             state_blocks=() if kv.states is None else kv.states.by_use(),
             running_loras=tuple(adapters.running) if adapters.num_slots else (),
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
+            saved_pages=0 if outer is None else outer.num_saved,
+            restored_pages=0 if outer is None else outer.num_restored,
+            failed_pages=0 if outer is None else outer.num_failed,
             overruled_decisions=self._overruled_decisions,
             slow_decisions=self._slow_decisions,
             plans_by_tokens=tuple(self._plans_by_tokens),

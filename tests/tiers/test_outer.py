@@ -37,6 +37,8 @@ class ToyTier:
         self.is_quick = True
         self.lost: set[BlockName] = set()
         self.num_loaded = 0
+        self.num_saved = 0
+        self.num_failed = 0
         self.memory: ToyMemory
 
     def attach(self, lab: Lab, seconds: float = 1.0) -> OuterPages:
@@ -52,6 +54,7 @@ class ToyTier:
     def save(self, pages: Sequence[tuple[BlockName, int, int]]) -> None:
         for name, _, block in pages:
             self.stored[name] = list(self._pool(name)[block])
+            self.num_saved += 1
 
     def fetch(self, names: Sequence[BlockName]) -> ToyReading:
         found = {name: self.stored[name] for name in names if name not in self.lost}
@@ -109,6 +112,8 @@ def test_a_restart_finds_the_pages(windows: tuple[int | None, ...]) -> None:
     assert answer(later, [*PROMPT[:20], 3, 4, 5]) == later.expected([*PROMPT[:20], 3, 4, 5], GREEDY)
     assert later.engine.stats.cache_hits == 20
     assert outer.num_restored == tier.num_loaded > 0
+    stats = later.engine.stats
+    assert (stats.saved_pages, stats.restored_pages) == (tier.num_saved, tier.num_loaded)
     # a window needs its last pages alone
     full = sum(window is None for window in windows)
     assert tier.num_loaded < 5 * len(windows) or full == len(windows)

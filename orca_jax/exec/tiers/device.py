@@ -28,6 +28,16 @@ class DeviceTier:
         """The number of pages that may be saved now."""
         return self.store.room
 
+    @property
+    def num_saved(self) -> int:
+        """Pages saved since the start."""
+        return self.store.num_saved
+
+    @property
+    def num_failed(self) -> int:
+        """Pages that could not be saved or read."""
+        return self.store.num_failed
+
     def save(self, pages: Sequence[tuple[PageName, int, int]]) -> None:
         """Save pages with a name, a depth and a block, as they are after the iterations submitted so far."""
         blocks = [BlockAt(name[0], block) for name, _, block in pages]

@@ -43,6 +43,16 @@ class PageTier(Protocol):
         """The number of pages that may be saved now."""
         ...
 
+    @property
+    def num_saved(self) -> int:
+        """Pages saved since the start."""
+        ...
+
+    @property
+    def num_failed(self) -> int:
+        """Pages that could not be saved or read."""
+        ...
+
     def save(self, pages: Sequence[tuple[BlockName, int, int]]) -> None:
         """Save pages with a name, a depth and a block, as they are after the iterations submitted so far."""
         ...
@@ -161,6 +171,16 @@ class OuterPages:
             sought.is_over = True
             if self.is_on:
                 self._restore(sought)
+
+    @property
+    def num_saved(self) -> int:
+        """Pages saved since the start."""
+        return self._tier.num_saved
+
+    @property
+    def num_failed(self) -> int:
+        """Pages that could not be saved or read."""
+        return self._tier.num_failed
 
     @property
     def is_reading(self) -> bool:

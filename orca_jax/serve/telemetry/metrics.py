@@ -226,6 +226,13 @@ def _totals() -> dict[str, Counter]:
         "cache_hits": Counter(
             "prefix_cache_hits_total", "Prompt tokens found in pages of another request."
         ),
+        "saved_pages": Counter("kv_pages_saved_total", "Pages saved outside of the devices."),
+        "restored_pages": Counter(
+            "kv_pages_restored_total", "Pages that came back from there to the prefix cache."
+        ),
+        "failed_pages": Counter(
+            "kv_pages_failed_total", "Pages that could not be saved there, or not be read."
+        ),
         "compiles": Counter("compiles_total", "Programs compiled by XLA or loaded from its cache."),
         "compiles_while_serving": Counter(
             "compiles_while_serving_total", "Programs compiled late: a defect."
