@@ -46,7 +46,9 @@ def open_tiers(
         tiers.append(MemoryTier(choices.host_memory))
     if choices.disk is not None:
         identity = _identity(source, seed, placed, resolved)
-        tiers.append(FileTier(choices.disk, identity, choices.disk_size))
+        files = FileTier(choices.disk, identity, choices.disk_size)
+        files.begin_scan()
+        tiers.append(files)
     return tiers
 
 
@@ -69,7 +71,7 @@ def attach_tiers(
     tier = DeviceTier(executor.stages, tiers)
     for each in tiers:
         if isinstance(each, FileTier):
-            tier.store.run_soon(each.scan)
+            each.await_scan()
     # large launches take the least time for a token, and long contexts take more
     of_token = min(taken / size for size, taken in seconds.items())
     reuse.outer = OuterPages(engine.pool.kv, tier, lambda tokens: tokens * of_token)
@@ -88,7 +90,7 @@ def _identity(source: str, seed: int, placed: "PlacedModel", resolved: ExecutorC
         compile_cache=None,
         strict_compile=False,
         copies_blocks=False,
-        cache=replace(resolved.cache, num_blocks=()),
+        cache=replace(resolved.cache, num_blocks=(), num_states=0),
     )
     files = ""
     if not is_preset(source):

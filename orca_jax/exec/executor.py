@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, cast
 
 import jax
@@ -387,9 +386,10 @@ class JaxExecutor:
             for stage in self.stages:
                 stage.copy_blocks(copies)
         if config.moves_blocks:
-            for stage, pool in product(self.stages, range(len(config.cache.num_blocks))):
-                blocks = np.zeros(BLOCKS_MOVED, np.int32)
-                stage.write_blocks(pool, blocks, stage.read_blocks(pool, blocks))
+            blocks = np.zeros(BLOCKS_MOVED, np.int32)
+            for stage in self.stages:
+                for pool in range(stage.shapes.num_pools):
+                    stage.write_blocks(pool, blocks, stage.read_blocks(pool, blocks))
         if config.lora is not None:
             self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
 

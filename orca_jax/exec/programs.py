@@ -33,7 +33,7 @@ from orca_jax.exec.sampling.programs import (
     make_plain_sampler,
     plain_kinds,
 )
-from orca_jax.exec.states import Caches
+from orca_jax.exec.states import Caches, PoolArrays
 from orca_jax.helpers.console import Progress
 from orca_jax.kernels.kv_pages import KVPages, copy_blocks, read_blocks, write_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
@@ -278,12 +278,13 @@ class Programs:
     ) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
         """The programs that copy, read and write blocks."""
         lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
-        for pool in range(len(state.caches.pages)):
-            if self._config.copies_blocks:
+        if self._config.copies_blocks:
+            for pool in range(len(state.caches.pages)):
                 lower["copy_blocks", pool] = partial(self._lower_copy, pool, state)
-            if self._config.moves_blocks:
-                lower["read_blocks", pool] = partial(self._lower_read, pool, state)
-                lower["write_blocks", pool] = partial(self._lower_put, pool, state)
+        if self._config.moves_blocks:
+            for pool, arrays in enumerate(state.caches.pools):
+                lower["read_blocks", pool] = partial(self._lower_read, pool, arrays)
+                lower["write_blocks", pool] = partial(self._lower_put, pool, arrays)
         return lower
 
     def _state(self) -> DeviceState:
@@ -365,39 +366,51 @@ class Programs:
         )
         return program.lower(pages, self._abstract((self.num_copies(pool), 2)))
 
-    def _lower_read(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
-        num_blocks = self._config.cache.num_blocks[pool]
-        pages = state.caches.pages[pool]
+    def _lower_read(self, pool: int, arrays: PoolArrays) -> jax.stages.Lowered:
+        num_blocks = self._blocks_of(pool)
 
-        def saved(pages: KVPages, blocks: jax.Array) -> KVPages:
-            return read_blocks(pages, blocks, num_blocks)
+        def saved(arrays: PoolArrays, blocks: jax.Array) -> PoolArrays:
+            return read_blocks(arrays, blocks, num_blocks)
 
-        program = jax.jit(self._named(saved), out_shardings=self._sharding_of(pages))
-        return program.lower(pages, self._abstract((BLOCKS_MOVED,)))
+        program = jax.jit(self._named(saved), out_shardings=self._sharding_of(arrays))
+        return program.lower(arrays, self._abstract((BLOCKS_MOVED,)))
 
-    def _lower_put(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
-        num_blocks = self._config.cache.num_blocks[pool]
-        pages = state.caches.pages[pool]
+    def _lower_put(self, pool: int, arrays: PoolArrays) -> jax.stages.Lowered:
+        num_blocks = self._blocks_of(pool)
 
-        def restored(pages: KVPages, blocks: jax.Array, values: KVPages) -> KVPages:
-            return write_blocks(pages, blocks, values, num_blocks)
+        def restored(arrays: PoolArrays, blocks: jax.Array, values: PoolArrays) -> PoolArrays:
+            return write_blocks(arrays, blocks, values, num_blocks)
 
         program = jax.jit(
-            self._named(restored), donate_argnums=0, out_shardings=self._sharding_of(pages)
+            self._named(restored), donate_argnums=0, out_shardings=self._sharding_of(arrays)
         )
-        return program.lower(pages, self._abstract((BLOCKS_MOVED,)), self.moved_shape(pool))
+        return program.lower(arrays, self._abstract((BLOCKS_MOVED,)), self.moved_shape(pool))
 
-    def moved_shape(self, pool: int) -> KVPages:
+    def moved_shape(self, pool: int) -> PoolArrays:
         """The shape of `BLOCKS_MOVED` blocks of a pool, as `read_blocks` returns them."""
-        num_blocks = self._config.cache.num_blocks[pool]
+        num_blocks = self._blocks_of(pool)
 
-        def part(pages: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            number = BLOCKS_MOVED * (pages.shape[0] // num_blocks)
-            shape = (number, *pages.shape[1:])
-            return jax.ShapeDtypeStruct(shape, pages.dtype, sharding=pages.sharding)
+        def part(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            number = BLOCKS_MOVED * (array.shape[0] // num_blocks)
+            shape = (number, *array.shape[1:])
+            return jax.ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding)
 
-        moved: KVPages = jax.tree.map(part, self._state().caches.pages[pool])
+        moved: PoolArrays = jax.tree.map(part, self._state().caches.pools[pool])
         return moved
+
+    @property
+    def only_counts_tokens(self) -> bool:
+        """True if no layer reads the numbers of pages."""
+        return self._model.only_counts_tokens
+
+    @property
+    def num_pools(self) -> int:
+        """Pools of pages, and of states by mixer."""
+        return len(self._state().caches.pools)
+
+    def _blocks_of(self, pool: int) -> int:
+        cache = self._config.cache
+        return cache.num_blocks[pool] if pool < len(cache.num_blocks) else cache.num_states
 
     def _lower_forward(
         self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState

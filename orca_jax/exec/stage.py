@@ -13,7 +13,7 @@ from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.programs import DeviceState, ProgramName, Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import Drawn, pack_masks
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.exec.states import PoolArrays
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.startup import StartTimes
 from orca_jax.values.step import BlockCopy
@@ -232,17 +232,17 @@ class Stage:
                 )
         self.state = self.state._replace(caches=caches._replace(pages=tuple(pages)))
 
-    def read_blocks(self, pool: int, blocks: Vector) -> KVPages:
+    def read_blocks(self, pool: int, blocks: Vector) -> PoolArrays:
         """Start to read `BLOCKS_MOVED` blocks of a pool, after the launches submitted so far."""
-        found: KVPages = self.programs["read_blocks", pool](self.state.caches.pages[pool], blocks)
+        arrays = self.state.caches.pools[pool]
+        found: PoolArrays = self.programs["read_blocks", pool](arrays, blocks)
         return found
 
     def write_blocks(self, pool: int, blocks: Vector, values: Any) -> None:
         """Start to replace `BLOCKS_MOVED` blocks of a pool by values in the form of `read_blocks`."""
         caches = self.state.caches
-        pages = list(caches.pages)
-        pages[pool] = self.programs["write_blocks", pool](pages[pool], blocks, values)
-        self.state = self.state._replace(caches=caches._replace(pages=tuple(pages)))
+        arrays = self.programs["write_blocks", pool](caches.pools[pool], blocks, values)
+        self.state = self.state._replace(caches=caches.with_pool(pool, arrays))
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""

@@ -28,11 +28,27 @@ type PagePools = tuple[KVPages, ...]
 """The pages of each pool."""
 
 
+type PoolArrays = KVPages | StatePools
+"""The arrays of one pool. Each has the same number of rows for each block."""
+
+
 class Caches(NamedTuple):
     """All that a stage keeps of requests between launches: pages by pool, and states by mixer."""
 
     pages: PagePools
     states: dict[MixerName, StatePools]  # of the mixers of the stage
+
+    @property
+    def pools(self) -> tuple[PoolArrays, ...]:
+        """The pools of pages, and then those of states."""
+        return (*self.pages, *self.states.values())
+
+    def with_pool(self, index: int, arrays: PoolArrays) -> "Caches":
+        """The same with another one of `pools`."""
+        pools: list[Any] = list(self.pools)
+        pools[index] = arrays
+        number = len(self.pages)
+        return Caches(tuple(pools[:number]), dict(zip(self.states, pools[number:], strict=True)))
 
 
 def state_mixers(model: ModelConfig) -> list[MixerName]:

@@ -326,44 +326,42 @@ def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> K
     return lax.fori_loop(0, blocks.shape[0] * num_layers, copy_page, pages)
 
 
-def read_blocks(pages: KVPages, blocks: Int[Array, " C"], num_blocks: int) -> KVPages:
-    """The pages of some blocks of a pool, block after block, in new arrays; the arguments are as in `copy_blocks`."""
-    found: KVPages = jax.tree.map(
-        lambda values: jnp.zeros(
-            (blocks.shape[0] * (values.shape[0] // num_blocks), *values.shape[1:]), values.dtype
-        ),
-        pages,
-    )
-    return _moved(pages, found, blocks, num_blocks, is_read=True)
+def read_blocks[P](arrays: P, blocks: Int[Array, " C"], num_blocks: int) -> P:
+    """The pages or states of some blocks, block after block, in new arrays; the arguments are as in `copy_blocks`."""
+
+    def empty(values: Array) -> Array:
+        number = blocks.shape[0] * (values.shape[0] // num_blocks)
+        return jnp.zeros((number, *values.shape[1:]), values.dtype)
+
+    found: P = jax.tree.map(empty, arrays)
+    return _moved(arrays, found, blocks, num_blocks, is_read=True)
 
 
-def write_blocks(
-    pages: KVPages, blocks: Int[Array, " C"], values: KVPages, num_blocks: int
-) -> KVPages:
-    """The pages with some blocks replaced by `values`, which `read_blocks` returned; the last one of a block counts."""
-    return _moved(values, pages, blocks, num_blocks, is_read=False)
+def write_blocks[P](arrays: P, blocks: Int[Array, " C"], values: P, num_blocks: int) -> P:
+    """The arrays with some blocks replaced by `values` of `read_blocks`; the last one of a block counts."""
+    return _moved(values, arrays, blocks, num_blocks, is_read=False)
 
 
-def _moved(
-    source: KVPages, target: KVPages, blocks: Int[Array, " C"], num_blocks: int, *, is_read: bool
-) -> KVPages:
-    """`target` with pages of `source`: from the pool in a row, or from there to the pool."""
+def _moved[P](
+    source: P, target: P, blocks: Int[Array, " C"], num_blocks: int, *, is_read: bool
+) -> P:
+    """`target` with rows of `source`: from a pool to a row of blocks, or from there to the pool."""
     pool = source if is_read else target
     num_layers = jax.tree.leaves(pool)[0].shape[0] // num_blocks
 
-    def move_page(index: Int[Array, ""], target: KVPages) -> KVPages:
+    def move_row(index: Int[Array, ""], target: P) -> P:
         in_pool = blocks[index // num_layers] + index % num_layers * num_blocks
         place, end = (in_pool, index) if is_read else (index, in_pool)
 
         def of_array(values: Array, moved: Array) -> Array:
-            return lax.dynamic_update_index_in_dim(
-                moved, lax.dynamic_index_in_dim(values, place), end, 0
-            )
+            row = lax.dynamic_index_in_dim(values, place)
+            return lax.dynamic_update_index_in_dim(moved, row, end, 0)
 
-        result: KVPages = jax.tree.map(of_array, source, target)
+        result: P = jax.tree.map(of_array, source, target)
         return result
 
-    return lax.fori_loop(0, blocks.shape[0] * num_layers, move_page, target)
+    moved: P = lax.fori_loop(0, blocks.shape[0] * num_layers, move_row, target)
+    return moved
 
 
 def largest_stored(dtype: jnp.dtype) -> float:

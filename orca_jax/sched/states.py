@@ -152,6 +152,25 @@ class States:
             or self._pool.name_of(block) is not None
         ):
             return
+        self._keep(block, snapshot)
+
+    def block_at(self, digest: bytes) -> int:
+        """The block of the snapshot at the end of a full page; `NO_BLOCK` if there is none."""
+        found = self._snapshots.get(digest)
+        if found is None or found[0].ids:
+            return NO_BLOCK
+        return found[1]
+
+    def restore(self, snapshot: Snapshot) -> int:
+        """Take a block for a snapshot, whose content follows; `NO_BLOCK` if none is free."""
+        if not self.has_snapshots or not self._pool.num_free:
+            return NO_BLOCK
+        (block,) = self._pool.take_blocks(1)
+        self._keep(block, snapshot)
+        self._pool.give_back((block,))
+        return block
+
+    def _keep(self, block: int, snapshot: Snapshot) -> None:
         self._pool.give_name(block, (0, snapshot.digest))
         self._snapshots[snapshot.digest] = snapshot, block
         self._following.setdefault(snapshot.parent, {})[snapshot.ids] = snapshot.digest

@@ -13,7 +13,17 @@ import pytest
 from orca_jax.engine import Engine
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.tiers.blocks import BlockAt, BlockMover
+from orca_jax.exec.tiers.device import DeviceTier
+from orca_jax.exec.tiers.memory import MemoryTier
 from orca_jax.exec.tiers.store import PageStore
+from orca_jax.sched import states
+from orca_jax.sched.prefixes.outer import OuterPages
+from orca_jax.values.request import SamplingParams
+from tests.exec.test_groups import poisoned
+from tests.model.states.hybrids import NEW
+from tests.model.states.test_engine import alone, engine_of
+from tests.model.states.test_engine import run as run_states
+from tests.model.states.test_launches import executor_of, record
 from tests.test_same_tokens import greedy_jobs, make_engine, run
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
@@ -104,3 +114,48 @@ def test_blocks_with_numbers_that_are_not_finite_are_not_kept(opened: Open, bad:
         zeros, none = mover_of(engine).read([BlockAt(0, 1), BlockAt(0, 2)])()
         assert none is None and zeros is not None
         assert not np.frombuffer(zeros, np.uint8).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "shards", "stages"),
+    [
+        ("lfm3-1", "switched", 1, 1),
+        slow("qwen3_5_text-0", "switched", 2, 1),
+        slow("bamba-2", "unrolled", 1, 2),
+        slow("minimax-0", "switched", 1, 1),
+        slow("granitemoehybrid-0", "switched", 2, 1),
+        slow("mamba2-0", "switched", 1, 1),
+        slow("deepseek_v3-0", "switched", 1, 1),
+    ],
+)
+def test_states_and_latents_come_back(
+    name: str,
+    form: str,
+    shards: int,
+    stages: int,
+    program_cache: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later engine finds the pages and the snapshots of the first one in memory that holds no number else."""
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    monkeypatch.setattr(states, "WORTH_A_SNAPSHOT", 4)
+    executor = executor_of(
+        name, form, shards, stages, program_cache, tmp_path, copies=True, moves=True
+    )
+    prompt, _ = max(record(name), key=lambda each: len(each[0]))
+    wanted = alone(poisoned(executor), stages, prompt)
+    memory = MemoryTier(2**30)
+    tokens: dict[str, list[int]] = {}
+    for number in range(2):
+        engine = engine_of(poisoned(executor), stages, 0, budget=10, reuses=True)
+        tier = DeviceTier(executor.stages, [memory])
+        outer = OuterPages(engine.pool.kv, tier, lambda tokens: 1e9)
+        assert engine.pool.reuse is not None
+        engine.pool.reuse.outer = outer
+        params = SamplingParams(max_tokens=NEW, temperature=0)
+        engine.add_request(str(number), prompt, params)
+        run_states(engine, tokens)
+        outer.close()
+    assert tokens == {"0": wanted, "1": wanted}
+    assert outer.num_restored > 1 and engine.stats.cache_hits >= 8

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from orca_jax.sched import states
 from orca_jax.sched.blocks import BlockName
 from orca_jax.sched.prefixes.outer import OuterPages
 from orca_jax.sim.toy_memory import ToyMemory
@@ -53,7 +54,8 @@ class ToyTier:
 
     def save(self, pages: Sequence[tuple[BlockName, int, int]]) -> None:
         for name, _, block in pages:
-            self.stored[name] = list(self._pool(name)[block])
+            content = self._pool(name)[block]
+            self.stored[name] = list(content) if isinstance(content, list) else content
             self.num_saved += 1
 
     def fetch(self, names: Sequence[BlockName]) -> ToyReading:
@@ -63,7 +65,7 @@ class ToyTier:
 
     def load(self, pages: Sequence[tuple[BlockName, int, Any]]) -> None:
         for name, block, content in pages:
-            self._pool(name)[block] = list(content)
+            self._pool(name)[block] = list(content) if isinstance(content, list) else content
             self.num_loaded += 1
 
     def seconds(self, num_pages: int) -> float:
@@ -82,13 +84,26 @@ class ToyTier:
         pass
 
     def _pool(self, name: BlockName) -> list[Any]:
-        pool = self.memory._groups[name[0]].pool
-        return self.memory._blocks[pool]
+        groups = self.memory._groups
+        if name[0] == len(groups):
+            return self.memory._states
+        return self.memory._blocks[groups[name[0]].pool]
 
 
 def lab_of(*windows: int | None, **fields: Any) -> Lab:
     shape = Shape(budget=16, **fields)
     return Lab(max_bs=2, page_size=4, max_model_len=40, shape=shape, groups=groups_of(*windows))
+
+
+def with_states(*windows: int | None, spare_states: int) -> Lab:
+    return Lab(
+        max_bs=2,
+        page_size=4,
+        max_model_len=40,
+        shape=Shape(budget=16),
+        groups=groups_of(*windows),
+        spare_states=spare_states,
+    )
 
 
 def answer(lab: Lab, prompt: Sequence[int], **fields: Any) -> list[int]:
@@ -120,6 +135,29 @@ def test_a_restart_finds_the_pages(windows: tuple[int | None, ...]) -> None:
     again = tier.num_loaded
     assert answer(later, PROMPT) == wanted
     assert tier.num_loaded == again, "all pages are in the cache"
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
+def test_states_come_back_with_their_pages(
+    windows: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the last snapshot at the end of a page."""
+    monkeypatch.setattr(states, "SNAPSHOT_TOKENS", 8)
+    monkeypatch.setattr(states, "WORTH_A_SNAPSHOT", 1)
+    fields: dict[str, Any] = {"spare_states": 12}
+    tier = ToyTier()
+    tier.attach(lab := with_states(*windows, **fields))
+    wanted = answer(lab, PROMPT)
+    assert wanted == lab.expected(PROMPT, GREEDY)
+    group = len(windows)
+    assert len([name for name in tier.stored if name[0] == group]) >= 2
+    outer = tier.attach(later := with_states(*windows, **fields))
+    assert answer(later, [*PROMPT[:21], 3]) == later.expected([*PROMPT[:21], 3], GREEDY)
+    assert later.engine.stats.cache_hits == 16 and outer.num_restored > 1
+    tier.lost = {name for name in tier.stored if name[0] == group}
+    tier.attach(third := with_states(*windows, **fields))
+    assert answer(third, PROMPT) == wanted
+    assert not third.engine.stats.cache_hits
 
 
 def test_salts_divide() -> None:

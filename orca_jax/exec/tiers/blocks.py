@@ -1,7 +1,7 @@
 """Blocks of the KV cache as bytes, and back: the numbers that tiers outside of the devices keep.
 
-The payload of a block has, for each pipeline stage and each array of its pages, the pages of the group's layers in
-their order, with all heads. So it does not depend on the devices that share a layer.
+The payload of a block has, for each pipeline stage and each array of its pages or states, those of the group's layers
+in their order, with all heads. So it does not depend on the devices that share a layer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.programs import BLOCKS_MOVED
 from orca_jax.exec.stage import Stage
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.exec.states import PoolArrays
 from orca_jax.values.cache_spec import pages_in_one
+
+STATES = -1
+"""The kind of blocks of states; that of pages is their pool."""
 
 type BlockArrays = list[list[NDArray[np.generic]]]
 """The pages of one block, by stage and by array of a pool."""
@@ -50,6 +53,8 @@ class _PagePart(NamedTuple):
 class BlockMover:
     """Reads and writes blocks of all stages of a model, in the order of the launches.
 
+    Blocks of states have the group after the last one of pages.
+
     Args:
         stages: all stages of the model, on devices of this process.
     """
@@ -57,8 +62,10 @@ class BlockMover:
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
         groups = stages[0].shapes.groups
-        self._pools = [group.pool for group in groups]
-        self._parts = [_parts_of(stages, index) for index, _ in enumerate(groups)]
+        self._kinds = [group.pool for group in groups]
+        if any(_pools_of(stage, STATES) for stage in stages):
+            self._kinds.append(STATES)
+        self._parts = [_parts_of(stages, index) for index, _ in enumerate(self._kinds)]
 
     def block_bytes(self, group: int) -> int:
         """Bytes of the payload of a block."""
@@ -75,13 +82,13 @@ class BlockMover:
         Returns:
             A function that waits for the payloads, in any thread; None for a block with a number that is not finite.
         """
-        runs: list[tuple[list[int], list[KVPages]]] = []
-        for pool in sorted({self._pools[each.group] for each in blocks}):
-            places = [at for at, each in enumerate(blocks) if self._pools[each.group] == pool]
+        runs: list[tuple[list[int], list[list[PoolArrays]]]] = []
+        for kind in sorted({self._kinds[each.group] for each in blocks}):
+            places = [at for at, each in enumerate(blocks) if self._kinds[each.group] == kind]
             for first in range(0, len(places), BLOCKS_MOVED):
                 part = places[first : first + BLOCKS_MOVED]
                 numbers = _filled([blocks[at].block for at in part])
-                runs.append((part, [stage.read_blocks(pool, numbers) for stage in self._stages]))
+                runs.append((part, [_read(stage, kind, numbers) for stage in self._stages]))
 
         def payloads() -> Iterable[bytes | None]:
             found: dict[int, bytes | None] = {}
@@ -115,8 +122,8 @@ class BlockMover:
 
     def write(self, blocks: Sequence[tuple[BlockAt, BlockArrays]]) -> None:
         """Start to write blocks, after the launches submitted so far."""
-        for pool in sorted({self._pools[at.group] for at, _ in blocks}):
-            own = [(at, arrays) for at, arrays in blocks if self._pools[at.group] == pool]
+        for kind in sorted({self._kinds[at.group] for at, _ in blocks}):
+            own = [(at, arrays) for at, arrays in blocks if self._kinds[at.group] == kind]
             for first in range(0, len(own), BLOCKS_MOVED):
                 part = own[first : first + BLOCKS_MOVED]
                 part += part[-1:] * (BLOCKS_MOVED - len(part))  # the same again changes nothing
@@ -124,8 +131,7 @@ class BlockMover:
                 for index, stage in enumerate(self._stages):
                     of_stage = [arrays[index] for _, arrays in part]
                     leaves = [np.concatenate(each) for each in zip(*of_stage, strict=True)]
-                    form = jax.tree.structure(stage.shapes.moved_shape(pool))
-                    stage.write_blocks(pool, numbers, jax.tree.unflatten(form, leaves))
+                    _write(stage, kind, numbers, leaves)
 
     def _payload(
         self, group: int, index: int, hosts: Sequence[Sequence[NDArray[np.generic]]]
@@ -150,14 +156,45 @@ def _parts_of(stages: Sequence[Stage], group: int) -> list[list[_PagePart]]:
 def _parts(stage: Stage, group: int) -> list[_PagePart]:
     """The parts of a group's payload in a stage."""
     groups = stage.shapes.groups
-    own = groups[group]
+    is_of_pages = group < len(groups)
+    kind = groups[group].pool if is_of_pages else STATES
     found: list[_PagePart] = []
-    for each in jax.tree.leaves(stage.shapes.moved_shape(own.pool)):
-        number = each.shape[0] // BLOCKS_MOVED
+    for each in chain.from_iterable(_leaves_of(stage, kind)):
+        used = number = each.shape[0] // BLOCKS_MOVED
+        if is_of_pages and stage.shapes.only_counts_tokens:
+            used = 0
         # several pages of a layer may share a stored page: then all of them are kept
-        used = len(own.layers) if pages_in_one(own, groups) == 1 else number
+        elif is_of_pages and pages_in_one(groups[group], groups) == 1:
+            used = len(groups[group].layers)
         found.append(_PagePart(used, (number, *each.shape[1:]), np.dtype(each.dtype)))
     return found
+
+
+def _pools_of(stage: Stage, kind: int) -> Sequence[int]:
+    """The pools of a stage with the blocks of a kind: one of pages, or all of states."""
+    if kind != STATES:
+        return (kind,)
+    shapes = stage.shapes
+    return range(1 + max(group.pool for group in shapes.groups), shapes.num_pools)
+
+
+def _leaves_of(stage: Stage, kind: int) -> list[list[jax.ShapeDtypeStruct]]:
+    """The shapes of the arrays of each of these pools."""
+    return [jax.tree.leaves(stage.shapes.moved_shape(pool)) for pool in _pools_of(stage, kind)]
+
+
+def _read(stage: Stage, kind: int, blocks: NDArray[np.int32]) -> list[PoolArrays]:
+    return [stage.read_blocks(pool, blocks) for pool in _pools_of(stage, kind)]
+
+
+def _write(
+    stage: Stage, kind: int, blocks: NDArray[np.int32], leaves: list[NDArray[np.generic]]
+) -> None:
+    for pool in _pools_of(stage, kind):
+        shapes, form = jax.tree.flatten(stage.shapes.moved_shape(pool))
+        own = leaves[: len(shapes)]
+        leaves = leaves[len(shapes) :]
+        stage.write_blocks(pool, blocks, jax.tree.unflatten(form, own))
 
 
 def _filled(blocks: list[int]) -> NDArray[np.int32]:

@@ -24,7 +24,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import NamedTuple
 
 from orca_jax.exec.tiers.base import PageName, StoredPage
@@ -69,11 +69,20 @@ class FileTier:
         self._folder = _open(Path(directory), identity)
         self._lock = Lock()
         self._entries: OrderedDict[PageName, _KeptFile] = OrderedDict()
+        self._scanning = Thread(target=self.scan, name="scan-pages", daemon=True)
         self._paused_until = 0.0
         self.num_bytes = 0
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
+
+    def begin_scan(self) -> None:
+        """List the files of the folder in a thread, while weights are read."""
+        self._scanning.start()
+
+    def await_scan(self) -> None:
+        """Wait for the end of `begin_scan`."""
+        self._scanning.join()
 
     def scan(self) -> None:
         """List the files of the folder again, and remove parts of files that a killed process left."""

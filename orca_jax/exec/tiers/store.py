@@ -74,10 +74,6 @@ class PageStore[P]:
         """The number of pages that may be saved now."""
         return max(0, QUEUED_BYTES // self._page_bytes - self._num_queued)
 
-    def run_soon(self, task: Callable[[], object]) -> None:
-        """Run a task before the pages that are saved later."""
-        self._writer.submit(task)
-
     def save(
         self,
         pages: Sequence[tuple[PageName, int]],

@@ -5,7 +5,7 @@ that it lacks are read, if reading them should take less time than computing the
 cache like others, and the request finds them there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from orca_jax.sched.blocks import BlockName
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefixes.cache import Page
 from orca_jax.sched.request import Request, id_bytes
+from orca_jax.sched.states import Snapshot
 from orca_jax.values.cache_spec import NO_BLOCK
 
 
@@ -32,7 +33,10 @@ class Arrivals(Protocol):
 
 
 class PageTier(Protocol):
-    """Pages outside of the devices, by their names in the prefix cache. Nothing here waits, except for `wait`."""
+    """Pages outside of the devices, by their names in the prefix cache. Nothing here waits, except for `wait`.
+
+    Snapshots of states have the group after the last one of pages, and the digest of the page at whose end they are.
+    """
 
     def __contains__(self, name: object) -> bool:
         """True if a page is likely to be found."""
@@ -123,6 +127,7 @@ class OuterPages:
         self._seconds_of = seconds_of
         self._new: dict[BlockName, tuple[int, int]] = {}  # depth and block of pages to save
         self._sought: list[Sought] = []
+        self._group_of_states = len(kv.groups)
         self.is_on = True
         self.num_restored = 0
 
@@ -134,6 +139,13 @@ class OuterPages:
         for group in groups:
             self._new[group, digest] = depth, blocks[group][depth]
 
+    def kept_state(self, digest: bytes, depth: int) -> None:
+        """Note that there is a snapshot of the states at the end of a full page."""
+        assert self._kv.states is not None, "the model has no states"
+        block = self._kv.states.block_at(digest)
+        if self.is_on and block != NO_BLOCK:
+            self._new[self._group_of_states, digest] = depth, block
+
     def save(self) -> None:
         """Begin to save new pages, as many as there is room for. Those whose block was taken are lost."""
         if not self._new:
@@ -144,7 +156,7 @@ class OuterPages:
             if len(pages) == room:
                 break
             depth, block = self._new.pop(name)
-            if name not in self._tier and self._kv.prefixes.block_of(name) == block:
+            if name not in self._tier and self._block_of(name) == block:
                 pages.append((name, depth, block))
         if pages:
             self._tier.save(pages)
@@ -196,7 +208,7 @@ class OuterPages:
         """Note the use of the pages of a request that leaves its row: its beginning is kept longest."""
         if not self.is_on or not request.page_digests:
             return
-        groups = range(len(self._kv.groups))
+        groups = range(self._group_of_states + 1)
         self._tier.touch(list(product(groups, reversed(request.page_digests))))
 
     def turn_off(self) -> None:
@@ -214,11 +226,10 @@ class OuterPages:
         request.was_sought = True
         if not self.is_on:
             return None
-        kv = self._kv
-        prefixes = kv.prefixes
-        digests = request.digests(kv.page_size, most_pages)
-        count = prefixes.num_full(digests, self._tier)
-        num_near = prefixes.num_full(digests)
+        page_size = self._kv.page_size
+        digests = request.digests(page_size, most_pages)
+        count = self._num_known(digests, self._tier)
+        num_near = self._num_known(digests)
         if count <= num_near:
             return None
         digests = digests[:count]
@@ -228,12 +239,40 @@ class OuterPages:
                 return other
         lacking = self._lacking(digests)
         names = list(chain.from_iterable(lacking))
-        tokens = (count - num_near) * kv.page_size
+        tokens = (count - num_near) * page_size
         if self._tier.seconds(len(names)) >= self._seconds_of(tokens):
             return None
         sought = Sought(request, self._tier.fetch(names), digests, lacking)
         self._sought.append(sought)
         return sought
+
+    def _num_known(self, digests: Sequence[bytes], others: Container[BlockName] = ()) -> int:
+        """The number of full pages to begin with, up to a snapshot if the model has states.
+
+        Args:
+            digests: the digests of full pages, in order.
+            others: names outside of the cache that count too.
+        """
+        prefixes = self._kv.prefixes
+        states = self._kv.states
+        most = prefixes.num_full(digests, others)
+        if states is None:
+            return most
+        for count in range(most, 0, -1):
+            digest = digests[count - 1]
+            is_kept = states.block_at(digest) != NO_BLOCK
+            if not is_kept and (self._group_of_states, digest) not in others:
+                continue
+            if prefixes.num_full(digests[:count], others) == count:
+                return count
+        return 0
+
+    def _block_of(self, name: BlockName) -> int:
+        """The block with a name in the prefix cache; `NO_BLOCK` if there is none."""
+        if name[0] < self._group_of_states:
+            return self._kv.prefixes.block_of(name)
+        assert self._kv.states is not None, "the model has no states"
+        return self._kv.states.block_at(name[1])
 
     def _lacking(self, digests: Sequence[bytes]) -> list[list[BlockName]]:
         """For each page the names of the groups that need it and lack it."""
@@ -244,8 +283,11 @@ class OuterPages:
             first = layers.first_needed(end) // kv.page_size
             for index in range(first, len(digests)):
                 name = group, digests[index]
-                if kv.prefixes.block_of(name) == NO_BLOCK:
+                if self._block_of(name) == NO_BLOCK:
                     lacking[index].append(name)
+        of_state = self._group_of_states, digests[-1]
+        if kv.states is not None and self._block_of(of_state) == NO_BLOCK:
+            lacking[-1].append(of_state)
         return lacking
 
     def _restore(self, sought: Sought) -> None:
@@ -256,21 +298,35 @@ class OuterPages:
         # else one of these pages might make room for another one
         held = prefixes.hold(sought.digests)
         for index, names in enumerate(sought.names):
-            wanted = [name for name in names if prefixes.block_of(name) == NO_BLOCK]
-            if any([name not in numbers for name in wanted]) or not prefixes.has_room(wanted):
+            wanted = [name for name in names if self._block_of(name) == NO_BLOCK]
+            of_pages = [name for name in wanted if name[0] != self._group_of_states]
+            if any([name not in numbers for name in wanted]) or not prefixes.has_room(of_pages):
                 break
             if not wanted:
                 continue
             page = self._page(sought, index)
-            for name in wanted:
+            for name in of_pages:
                 block = prefixes.restore(name, page)
                 held.append((name[0], block))
                 loaded.append((name, block, numbers[name]))
-            self._publish(sought.request, page, index, wanted)
+            self._publish(sought.request, page, index, of_pages)
+            if len(of_pages) < len(wanted):
+                loaded += self._restored_state(page, numbers)
         if loaded:
             self._tier.load(loaded)
             self.num_restored += len(loaded)
         prefixes.let_go(held)
+
+    def _restored_state(
+        self, page: Page, numbers: Mapping[BlockName, Any]
+    ) -> list[tuple[BlockName, int, Any]]:
+        """The name, the block and the numbers of the states at the end of a page; none without a free block."""
+        assert self._kv.states is not None, "the model has no states"
+        name = self._group_of_states, page.digest
+        block = self._kv.states.restore(Snapshot(page.digest, page.digest, b"", page.roots))
+        if block == NO_BLOCK:
+            return []
+        return [(name, block, numbers[name])]
 
     def _page(self, sought: Sought, index: int) -> Page:
         request = sought.request

@@ -221,6 +221,8 @@ class PrefixReuse:
         digest = page_digest(parent, ids) if ids else parent
         request.roots = request.roots or frozenset((digest,))
         self._kv.states.name(row, Snapshot(digest, parent, ids, request.roots))
+        if self.outer is not None and index and not ids:
+            self.outer.kept_state(digest, index - 1)
 
     def _is_computed(self, request: Request) -> bool:
         """End the wait for the prompt of a request; False if no request waits for it."""

@@ -54,6 +54,7 @@ def executor_of(
     base: Path,
     *,
     copies: bool = False,
+    moves: bool = False,
 ) -> JaxExecutor:
     folder = base / name
     folder.mkdir(exist_ok=True)
@@ -68,9 +69,10 @@ def executor_of(
         groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=num_states
     )
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, "xla", directory)
-    return JaxExecutor(
-        models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies)
+    config = replace(
+        config, pipeline_parallel_size=stages, copies_blocks=copies, moves_blocks=moves
     )
+    return JaxExecutor(models, model, config)
 
 
 @cache
