@@ -1,4 +1,4 @@
-"""What the worker of the arena calls: each function takes JSON and returns JSON, and `Fault` is for the reader."""
+"""Functions that the worker of the arena calls, with JSON in and out; the message of `Fault` is for the reader."""
 
 import io
 import json
@@ -90,12 +90,19 @@ def run_lab(asked: str) -> str:
     try:
         for number, text in enumerate(json.loads(asked), 1):
             _execute(text, f"cell {number}", names, output)
-        runs = [each for each in names.values() if isinstance(each, SimulatedRun)]
-        html = html_page(_titled(runs[-1].timeline, "Your run")) if runs else ""
+        html = _page_of(names)
     finally:
         names.clear()
         names.update(kept)
     return json.dumps({"text": output.getvalue(), "html": html})
+
+
+def _page_of(names: Mapping[str, Any]) -> str:
+    """The page of the last simulation that a cell keeps; "" without one."""
+    runs = [each for each in names.values() if isinstance(each, SimulatedRun)]
+    if not runs:
+        return ""
+    return html_page(_titled(runs[-1].timeline, "Your run"))
 
 
 def _run(number: int, policy: Mapping[str, str], load: Mapping[str, int]) -> Timeline:
@@ -171,6 +178,10 @@ def _words(error: BaseException, name: str = "") -> str:
     cause = error.__cause__ or error
     frames = traceback.extract_tb(cause.__traceback__)
     lines = [frame.lineno for frame in frames if not frame.filename.endswith(".py")]
-    where = f"line {lines[-1]}: " if lines else ""
-    label = "" if isinstance(error, OrcaError) else f"{type(error).__name__}: "
-    return f"{f'{name}, ' if name and where else ''}{where}{label}{error}"
+    words = str(error)
+    if not isinstance(error, OrcaError):
+        words = f"{type(error).__name__}: {error}"
+    if not lines:
+        return words
+    place = f"{name}, line" if name else "line"
+    return f"{place} {lines[-1]}: {words}"

@@ -135,8 +135,10 @@ def cells_of(notebook: Path) -> list[dict[str, str]]:
             found.append({"kind": "text", "html": MarkdownIt().render(text)})
         elif "%pip" in text:
             found.pop()
+        elif text.startswith(PART):
+            found.append({"kind": "part", "text": text})
         else:
-            found.append({"kind": "part" if text.startswith(PART) else "code", "text": text})
+            found.append({"kind": "code", "text": text})
     return found
 
 

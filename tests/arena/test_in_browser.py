@@ -5,6 +5,7 @@ Run: `python -m pytest -n 0 -m browser tests/arena`
 
 import functools
 import http.server
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -84,7 +85,8 @@ def test_the_first_picture_comes_soon_and_follows_an_edit(arena: Arena) -> None:
     assert iterations(page)[0] == "Orca: 16 requests, 95 iterations, 2.17 s"
     seconds = time.monotonic() - begun
     print(f"the first picture after {seconds:.1f} s")
-    assert seconds < FIRST_PICTURE
+    shared = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # other programs on the cores
+    assert seconds < FIRST_PICTURE * shared
     field = page.get_by_label("Text of the first policy")
     field.fill(
         field.input_value().replace("rows = view.free_rows", "rows = min(1, view.free_rows)")
@@ -99,7 +101,7 @@ def test_the_first_picture_comes_soon_and_follows_an_edit(arena: Arena) -> None:
 
 def test_a_second_policy_can_be_edited_too(arena: Arena) -> None:
     page = arena.open()
-    page.get_by_label("Second policy").select_option("sarathi")
+    page.get_by_label("Second policy", exact=True).select_option("sarathi")
     page.wait_for_selector("#picture:not([hidden])", timeout=60e3)
     page.click("#run")
     page.frame_locator("#picture").get_by_text("Sarathi: 16 requests").wait_for()
