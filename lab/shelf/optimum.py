@@ -20,6 +20,10 @@ mean. So either the paper's requests are not those that its text describes, or i
 | a policy that goes on to longer requests after the first that does not fit | 1.14 |
 
 Neither explains it. Online, the paper's own mean is above the limit.
+
+Sorted-F (arXiv 2508.06133) has instances of its own, with prompts up to half of the memory, and a backlog of few large
+requests and many small ones (`sorted_f.py`). Its batches lose a little on few requests, and win where shortest first
+serves the large ones before all others.
 """
 
 import random

@@ -22,6 +22,7 @@ from orca_jax.values.config import SCHEDULERS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+ICON = ROOT / "orca_jax" / "serve" / "playground" / "page" / "icon.svg"
 PACKAGE = "pyodide-314.0.7.tgz"
 DIGEST = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
 PYODIDE = (
@@ -58,6 +59,7 @@ def add_arena(out: Path, folder: Path) -> None:
     if out.exists():
         shutil.rmtree(out)
     shutil.copytree(HERE / "page", out, ignore=shutil.ignore_patterns("*.css"))
+    shutil.copy(ICON, out)
     styles = [PAGE_FOLDER / STYLES[0], HERE / "page" / "arena.css"]
     texts = [style.read_text(encoding="utf-8") for style in styles]
     (out / "style.css").write_text(palette_css() + "".join(texts), encoding="utf-8")

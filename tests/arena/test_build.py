@@ -11,6 +11,7 @@ import pytest
 
 from orca_jax.values.config import SCHEDULERS
 from scripts.arena import build
+from scripts.website import __main__ as website
 from tests.arena.built import stand_in
 from tests.course.solutions import SOLUTIONS
 from tests.project.source import ROOT
@@ -83,3 +84,21 @@ def test_without_npm_the_error_says_what_to_do(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit, match=r"install Node\.js with npm, or give --no-arena"):
         build.fetched(tmp_path)
+
+
+@pytest.mark.parametrize("words", [[], ["--no-arena"]])
+def test_the_site_has_the_arena_unless_it_is_left_out(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(website, "build", lambda out: 0)
+    monkeypatch.setattr(website.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["docs", "build", "--out", str(tmp_path), *words])
+    assert website.main() == (0 if words else 3)
+    expected = ["-m", "scripts.arena.build", str(tmp_path / "arena")]
+    assert commands == ([] if words else [expected])
