@@ -22,8 +22,8 @@ mean. So either the paper's requests are not those that its text describes, or i
 Neither explains it. Online, the paper's own mean is above the limit.
 
 Sorted-F (arXiv 2508.06133) has instances of its own, with prompts up to half of the memory, and a backlog of few large
-requests and many small ones (`sorted_f.py`). Its batches lose a little on few requests, and win where shortest first
-serves the large ones before all others.
+requests and many small ones (`sorted_f.py`). On few requests it is about as good as MC-SF, and it wins where shortest
+first serves the large ones before all others.
 """
 
 import random
