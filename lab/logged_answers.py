@@ -18,7 +18,7 @@ from orca_jax.sched.observer import Observer
 from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.record import Recording
 from orca_jax.tools.bench.feed import Drive
 from orca_jax.values.config import EngineConfig, ModelConfig

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lab.paper.gpt import LONGEST
 from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, settings_of
@@ -20,8 +18,8 @@ from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import adapted
 from orca_jax.helpers.reporting import hardware
-from orca_jax.timeline.read import Timeline, parse_timeline
-from orca_jax.timeline.writer import TimelineWriter
+from orca_jax.timeline.measure import Timeline, timeline_of
+from orca_jax.timeline.writer import TimelineLine, TimelineWriter
 from orca_jax.tools.bench.measure import reschedule
 from orca_jax.values.config import EngineConfig
 
@@ -57,12 +55,12 @@ def open_laboratory(config: EngineConfig, systems: Sequence[System]) -> Iterator
 def recording(laboratory: Laboratory, timelines: list[Timeline]) -> Iterator[None]:
     """Add the timeline of the runs in the block, all of one system, to a list."""
     assert laboratory.header is not None, "a laboratory without timelines"
-    parts: list[bytes] = []
-    writer = TimelineWriter(laboratory.header, msgspec.json.Encoder().encode_lines, parts.append)
+    lines: list[TimelineLine] = []
+    writer = TimelineWriter(laboratory.header, list, lines.extend)
     with laboratory.engine.observed_by(writer):
         yield
     writer.flush()
-    timelines.append(parse_timeline(b"".join(parts)))
+    timelines.append(timeline_of(lines))
 
 
 def surroundings(config: EngineConfig) -> dict[str, Any]:

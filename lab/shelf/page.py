@@ -20,6 +20,7 @@ LOADS: Mapping[str, str] = {
 NOTES: Mapping[str, str] = {
     "lpm": "the longest match first, without a bound",
     "k_lpm": "k is 16",
+    "sorted_f": "in the order of Sorted-F (Wang et al., arXiv 2508.06133)",
     "srpt": "with the true lengths",
     "srpt_quantiles": "with the quantiles of the lengths so far",
     "srpt_noisy": "with noise of half a unit of the logarithm",

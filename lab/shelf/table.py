@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort
-from lab.policies.mc_sf import McSf
+from lab.policies.ewsjf import Ewsjf
+from lab.policies.mc_sf import McSf, SortedF
 from lab.policies.orca import Orca
 from lab.policies.plas import Plas
 from lab.policies.pools import Pools
 from lab.policies.prefill_first import PrefillFirst
 from lab.policies.prefix_match import PrefixMatch
+from lab.policies.sagesched import SageSched
 from lab.policies.sarathi import Sarathi
 from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
@@ -47,11 +49,14 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "srpt_quantiles": Srpt,
     "srpt_noisy": lambda: Srpt(noise=0.5),
     "mc_sf": McSf,
+    "sorted_f": SortedF,
+    "sagesched": SageSched,
+    "ewsjf": Ewsjf,
     "pools": lambda: Pools(DEVICES.max_batch),
 }
 PREDICTORS: Mapping[str, Callable[[], EnginePredictor]] = {"srpt_quantiles": RunningQuantiles}
 """The others know the lengths."""
-WHOLE = frozenset({"orca", "prefill_first", "mc_sf", "pools"})
+WHOLE = frozenset({"orca", "prefill_first", "mc_sf", "sorted_f", "pools"})
 """These compute a prompt in one iteration, so that an iteration has room for the longest one."""
 LOADS = (0.7, 0.9, 1.1)
 SEEDS = (0, 1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.simulated.cost import FeatureCost, features
 from orca_jax.sim.cost import IterationCost, WindowShares, windows_of
-from orca_jax.timeline.read import Timeline, members
+from orca_jax.timeline.measure import Timeline, members
 from orca_jax.timeline.writer import IterationRecord
 from orca_jax.tools.timeline.fit import host_seconds, non_negative, work_in
 from orca_jax.values.errors import ConfigError

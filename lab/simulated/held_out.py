@@ -27,7 +27,7 @@ from lab.simulated.prediction import launch_overhead, predicted_run, scaled_cost
 from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
 from orca_jax.helpers.reporting import print_table, rounded
 from orca_jax.sim.cost import windows_of
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.values.errors import ConfigError
 
 FIT_LOADS = (0.5, 0.95, 0.75)

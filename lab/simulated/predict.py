@@ -12,7 +12,8 @@ from typing import Any
 
 from orca_jax.helpers.reporting import print_table
 from orca_jax.sim.cost import windows_of
-from orca_jax.timeline.read import figures, load_timeline
+from orca_jax.timeline.measure import figures
+from orca_jax.timeline.read import load_timeline
 from orca_jax.tools.bench.replay import replay
 
 PREDICTED = (

@@ -15,7 +15,7 @@ from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.tools.bench.feed import Drive
 from orca_jax.values.config import ModelConfig
 

@@ -1,26 +1,23 @@
 """An engine with what its front ends need: its parts put together, and a summary of them."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
-
-import msgspec
 
 from orca_jax.assembly.adapters import AdapterReader
 from orca_jax.assembly.choices import TOY
 from orca_jax.assembly.self_test import SelfTest
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.engine import Engine
-from orca_jax.policy.kinds import OUTSIDE, label_of
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import Tokenizer
-from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
+from orca_jax.timeline.read import encoded
+from orca_jax.timeline.writer import TimelineFile, TimelineHeader, TimelineWriter
 from orca_jax.values.cache_spec import LayerGroup
-from orca_jax.values.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.values.config import EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.values.startup import EngineSummary, StartReport, StateBlocks, WindowBlocks
 from orca_jax.values.step import Executor
 
@@ -86,20 +83,6 @@ class Built:
         self.close()
 
 
-def timeline_header(
-    config: EngineConfig,
-    cache: CacheConfig,
-    max_model_len: int,
-    budget: int,
-    buckets: tuple[int, ...] = (),
-) -> TimelineHeader:
-    """Return the first line of a timeline: the settings, and what they came to."""
-    offset = time.time() - time.monotonic()
-    labels: dict[str, Any] = {name: label_of(getattr(config, name), name) for name in OUTSIDE}
-    config = replace(config, **labels)
-    return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
-
-
 def join_parts(
     executor: Executor,
     scheduler: Scheduler,
@@ -109,10 +92,9 @@ def join_parts(
 ) -> Engine:
     """Make an engine of its parts. `adapters` has the weights of each adapter by its digest; a timeline is written."""
     config = header.config
-    encode = msgspec.json.Encoder().encode_lines
     observer = None
     if config.trace_file is not None:
-        observer = TimelineWriter(header, encode, TimelineFile(config.trace_file))
+        observer = TimelineWriter(header, encoded, TimelineFile(config.trace_file))
     return Engine(
         executor,
         scheduler,

@@ -13,14 +13,19 @@ from orca_jax.assembly.built import (
     join_parts,
     refuse_update,
     summary_of,
-    timeline_header,
 )
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host, devices_of_library
 from orca_jax.assembly.products import begin_products, choose_products
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
-from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
+from orca_jax.assembly.scheduler import (
+    build_scheduler,
+    build_scheduling,
+    seconds_of,
+    speculating,
+    timeline_header,
+)
 from orca_jax.assembly.self_test import Outcome, try_kernels
 from orca_jax.assembly.support import Facts, check_settings, check_support, refusal
 from orca_jax.assembly.tiers import attach_tiers, open_tiers

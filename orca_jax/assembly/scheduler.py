@@ -1,14 +1,16 @@
-"""Scheduler and pool from settings, with ordering, length predictor and speculation."""
+"""Scheduler and pool from settings, with ordering, length predictor and speculation, and the head of a timeline."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 from orca_jax.assembly.choices import Batches, Choices, Drafts
 from orca_jax.assembly.support import check_budget
 from orca_jax.helpers.bundled import ranker_directory
-from orca_jax.policy.kinds import predictor_kind
+from orca_jax.policy.kinds import OUTSIDE, label_of, predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -26,8 +28,9 @@ from orca_jax.sched.scheduler import (
     SchedulerSettings,
     unknown_seconds,
 )
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader
 from orca_jax.values.checks import is_class_name, load_class
-from orca_jax.values.config import PREDICTORS, CacheConfig, ModelConfig
+from orca_jax.values.config import PREDICTORS, CacheConfig, EngineConfig, ModelConfig
 from orca_jax.values.errors import ConfigError
 
 # share of all pages to keep free when a request is admitted beside others, as in vLLM
@@ -177,3 +180,17 @@ def speculating(
     return SpeculativeScheduler(
         scheduler, proposer, limits, launches, overlaps=drafts.overlaps, charge=charge, clock=clock
     )
+
+
+def timeline_header(
+    config: EngineConfig,
+    cache: CacheConfig,
+    max_model_len: int,
+    budget: int,
+    buckets: tuple[int, ...] = (),
+) -> TimelineHeader:
+    """Return the first line of a timeline: the settings, and what they came to."""
+    offset = time.time() - time.monotonic()
+    labels: dict[str, Any] = {name: label_of(getattr(config, name), name) for name in OUTSIDE}
+    config = replace(config, **labels)
+    return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)

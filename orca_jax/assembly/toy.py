@@ -1,11 +1,11 @@
 """The engine with the toy model or its clock, and the toy's executor, for one process and for several."""
 
 from orca_jax.assembly.adapters import load_first, read_toy_adapter
-from orca_jax.assembly.built import Built, join_parts, refuse_toy, summary_of, timeline_header
+from orca_jax.assembly.built import Built, join_parts, refuse_toy, summary_of
 from orca_jax.assembly.choices import TOY, Choices
 from orca_jax.assembly.described import tokenizer_of
 from orca_jax.assembly.devices import Host
-from orca_jax.assembly.scheduler import build_scheduling, speculating
+from orca_jax.assembly.scheduler import build_scheduling, speculating, timeline_header
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.messages import ToyJob
 from orca_jax.sim.clock import Clock, clock_latency

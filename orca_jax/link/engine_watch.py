@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import msgspec
-
 from orca_jax.engine import Engine
 from orca_jax.link.wire import Iterations, Message
 from orca_jax.timeline.live import LiveTimeline
+from orca_jax.timeline.read import encoded
 from orca_jax.timeline.writer import TimelineHeader
 
 
@@ -36,8 +35,7 @@ class EngineWatch:
         """
         if is_on:
             if self._live is None:
-                encode = msgspec.json.Encoder().encode_lines
-                self._live = LiveTimeline(self._engine, self._head, encode, self._pass_on)
+                self._live = LiveTimeline(self._engine, self._head, encoded, self._pass_on)
                 self._watching.enter_context(self._engine.observed_by(self._live))
             self._live.start()
         else:

@@ -14,9 +14,9 @@ from html import escape
 from string import Template
 
 from orca_jax.helpers.reporting import p99_name
+from orca_jax.timeline.measure import Timeline, figures, token_times
 from orca_jax.timeline.page_data import page_json
 from orca_jax.timeline.palette import PAGE_FOLDER, SCHEDULERS, palette_css
-from orca_jax.timeline.read import Timeline, figures, token_times
 
 STYLES = ("chart.css", "recording.css")
 MODULES = ("draw.js", "scale.js", "words.js", "chart.js", "recording.js")

@@ -64,13 +64,13 @@ class LiveEnd:
     generated: int  # tokens
 
 
-class LiveTimeline(TimelineWriter):
+class LiveTimeline(TimelineWriter[bytes]):
     """A timeline without a beginning. Its lines hold counts and times: no names, tenants or hashes of requests.
 
     Args:
         engine: the engine to observe; attach this between two steps.
         head: settings of the engine.
-        encode: encodes values as lines of JSON.
+        encode: encodes lines as JSON.
         sink: receives encoded lines, every `LIVE_SECONDS` while the engine works.
         clock: the clock of the engine.
     """
@@ -79,8 +79,8 @@ class LiveTimeline(TimelineWriter):
         self,
         engine: Engine,
         head: TimelineHeader,
-        encode: Encode,
-        sink: Sink,
+        encode: Encode[bytes],
+        sink: Sink[bytes],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(head, encode, sink, clock, LIVE_SECONDS)

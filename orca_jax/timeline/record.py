@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import msgspec
-
 from orca_jax.engine import Engine
-from orca_jax.timeline.read import Timeline, parse_timeline
-from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
+from orca_jax.timeline.measure import Timeline, timeline_of
+from orca_jax.timeline.writer import TimelineHeader, TimelineLine, TimelineWriter
 from orca_jax.values.errors import ConfigError
 
 
@@ -28,14 +26,14 @@ class Recording:
     """A timeline that grows while the engine runs."""
 
     def __init__(self, head: TimelineHeader) -> None:
-        self._parts: list[bytes] = []
-        self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self._parts.append)
+        self._lines: list[TimelineLine] = []
+        self.writer = TimelineWriter(head, list, self._lines.extend)
 
     @property
     def timeline(self) -> Timeline:
         """Arrivals, iterations and ends up to now, without the iterations in flight."""
         self.writer.flush()
-        return parse_timeline(b"".join(self._parts))
+        return timeline_of(self._lines)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.writer import Arrival, IterationRecord
 
 SpanKind = Literal["chunk", "increment", "repeat", "waiting", "preempted", "idle"]

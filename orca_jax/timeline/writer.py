@@ -14,9 +14,10 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.observer import Observer
@@ -118,8 +119,11 @@ class End:
     pages: list[int]
 
 
-Encode = Callable[[Sequence[object]], bytes]
-Sink = Callable[[bytes], None]
+type TimelineLine = Mapping[str, Any]
+"""A line: one of "head", "arrival", "iteration" and "end", with its record above."""
+
+type Encode[Lines] = Callable[[Sequence[TimelineLine]], Lines]
+type Sink[Lines] = Callable[[Lines], None]
 
 
 def check_trace_file(path: str) -> None:
@@ -173,12 +177,12 @@ class TimelineFile:
             logger.warning("%d bytes of the timeline are lost: %s", len(data), error.strerror)
 
 
-class TimelineWriter(Observer):
+class TimelineWriter[Lines](Observer):
     """Records a timeline.
 
     Args:
         head: the first line.
-        encode: encodes values as lines of JSON.
+        encode: encodes lines as JSON, or copies them into a list.
         sink: receives encoded lines, several per call.
         clock: the clock of the engine.
         flush_seconds: time after which lines are passed to the sink at the next submission.
@@ -187,8 +191,8 @@ class TimelineWriter(Observer):
     def __init__(
         self,
         head: TimelineHeader,
-        encode: Encode,
-        sink: Sink,
+        encode: Encode[Lines],
+        sink: Sink[Lines],
         clock: Callable[[], float] = time.monotonic,
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
@@ -206,7 +210,7 @@ class TimelineWriter(Observer):
         self._preempted: list[int] = []  # for the next iteration
         self._in_flight: deque[IterationRecord] = deque()
         self._current: IterationRecord | None = None  # collected in this step
-        self._finished: list[object] = [{"head": head}]  # lines to write
+        self._finished: list[TimelineLine] = [{"head": head}]  # lines to write
         # totals of the executor at the last submission
         self._tokens = self._padding = self._launches = 0
         self._idle = 0.0
@@ -367,7 +371,7 @@ class TimelineWriter(Observer):
                 record.chunks.append((n, start, size, member.is_sampling))
 
 
-def _write(finished: list[object], encode: Encode, sink: Sink) -> None:
+def _write[Lines](finished: list[TimelineLine], encode: Encode[Lines], sink: Sink[Lines]) -> None:
     if finished:
         sink(encode(finished))
         finished.clear()

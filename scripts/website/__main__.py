@@ -3,6 +3,7 @@
 import argparse
 import functools
 import http.server
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,9 +46,17 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=BUILD / "site", help="folder of the site (default: build/site)"
     )
+    parser.add_argument(
+        "--no-arena",
+        action="store_true",
+        help="leave out the arena, for which npm fetches Pyodide once",
+    )
     parser.add_argument("--port", type=int, default=8008, help="port of `serve` (default: 8008)")
     args = parser.parse_args()
     status = build(args.out)
+    if status == 0 and not args.no_arena:
+        arena = [sys.executable, "-m", "scripts.arena.build", str(args.out.resolve() / "arena")]
+        status = subprocess.run(arena, cwd=BUILD.parent).returncode
     if args.command == "serve" and status == 0:
         try:
             serve(args.out, args.port)

@@ -4,7 +4,7 @@
 - `contributing.md` and `changelog.md` stand for files at the root of the repository.
 - Links out of `docs/` lead to the repository.
 - A `<picture>` with a dark form follows the theme of the site.
-- `how_it_works.md` ends with a recorded burst that plays.
+- `how_it_works.md` ends with a recorded burst that plays, and `arena.md` with the arena.
 - Each flag in a table of `flags.md` is an entry of the index, so a search for its name finds this page first.
 """
 
@@ -34,6 +34,13 @@ request leaves at once; the next takes its place.
 
 ```{raw} html
 <iframe class="played" src="burst.html#play" title="A recorded burst" loading="lazy"></iframe>
+```
+"""
+
+ARENA = """
+```{raw} html
+<p class="alone"><a href="arena/index.html">The arena in a window of its own</a></p>
+<iframe class="played arena" src="arena/index.html" title="The arena" loading="lazy"></iframe>
 ```
 """
 
@@ -121,6 +128,8 @@ def _read(app: "Sphinx", name: str, source: list[str]) -> None:
     source[0] = themed(relinked(source[0], file, page))
     if name == "flags":
         source[0] = indexed(source[0])
+    if name == "arena":
+        source[0] += ARENA
     if name == "how_it_works":
         source[0] += PLAYED
     if name == "index":

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from orca_jax.sim.cost import LinearCost, padded, windows_of, work_of
-from orca_jax.timeline.read import Timeline, figures, token_times
+from orca_jax.timeline.measure import Timeline, figures, token_times
 from orca_jax.timeline.writer import IterationRecord
 from orca_jax.tools.bench.replay import replay
 from orca_jax.tools.timeline.fit import SOUND, fit_cost

@@ -16,18 +16,20 @@ def select(pool, n_rsrv, max_bs, n_slots):
 """,
     "2_selective_batching": """\
 def attend(q, k, v, start):
-    scores = q @ k.T / np.sqrt(DIM)
-    positions = start + np.arange(len(q))
-    scores = np.where(np.arange(len(k)) <= positions[:, None], scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True) @ v
+    merged = []
+    for place, query in enumerate(q, start):
+        scores = [sum(map(float.__mul__, query, key)) / math.sqrt(DIM) for key in k[: place + 1]]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        sums = [sum(map(float.__mul__, weights, column)) for column in zip(*v[: place + 1])]
+        merged.append([each / sum(weights) for each in sums])
+    return merged
 
 
 def selective(queries, members):
-    merged, place = np.zeros_like(queries), 0
+    merged = []
     for name, start, size in members:
-        merged[place : place + size] = attend(queries[place : place + size], keys[name], values[name], start)
-        place += size
+        part = queries[len(merged) : len(merged) + size]
+        merged += attend(part, keys[name], values[name], start)
     return merged
 """,
     "3_chunks": """\

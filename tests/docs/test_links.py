@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.arena import build as arena
 from scripts.flags_page import actions
 from scripts.website.__main__ import DOCS, build
 from scripts.website.pages import indexed, navigation, relinked, themed
+from tests.arena.built import stand_in
 from tests.docs.pages import PAGES, anchors, code_spans, links, page_of
 from tests.project.source import ROOT, python_files
 
@@ -129,8 +131,12 @@ def test_pictures_follow_the_theme() -> None:
 
 @pytest.mark.slow
 @OF_MYST
-def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
+def test_the_site_builds_and_needs_no_other_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert build(tmp_path / "site", tmp_path / "cache") == 0
+    monkeypatch.setattr(arena, "DIGEST", stand_in(tmp_path / "kept"))
+    arena.add_arena(tmp_path / "site" / "arena", tmp_path / "kept")
     for page in tmp_path.glob("site/**/*.html"):
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|source|iframe)[^>]*\ssrc(?:set)?="([^"]+)"', text)
@@ -186,7 +192,8 @@ console.log(JSON.stringify(JSON.parse(process.argv[2]).map(first)));
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="the search of the site is JavaScript")
 def test_a_search_for_a_flag_shows_the_page_of_flags_first(tmp_path: Path) -> None:
-    make = [sys.executable, "-m", "scripts.website", "build", "--out", str(tmp_path / "site")]
+    make = [sys.executable, "-m", "scripts.website", "build", "--no-arena"]
+    make += ["--out", str(tmp_path / "site")]
     subprocess.run(make, cwd=ROOT, check=True)
     flags = [name for _, found in actions() for flag in found for name in flag.option_strings]
     words = [*flags, *(flag.lstrip("-") for flag in flags if "-" in flag.lstrip("-"))]

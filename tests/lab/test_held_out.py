@@ -23,7 +23,8 @@ from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config
 from orca_jax.sim.executor import SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
-from orca_jax.timeline.read import Timeline, parse_timeline
+from orca_jax.timeline.measure import Timeline
+from orca_jax.timeline.read import parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from orca_jax.tools.bench.feed import Drive
 from orca_jax.values.cache_spec import one_group

@@ -11,7 +11,7 @@ from lab.simulated.cost import FeatureCost
 from lab.simulated.features import HELD_OUT, fit_features, iteration_errors
 from lab.simulated.predict import PREDICTED, compared
 from orca_jax.sim.cost import ALL_TOKENS
-from orca_jax.timeline.read import Timeline, figures
+from orca_jax.timeline.measure import Timeline, figures
 from orca_jax.tools.bench.replay import replay
 from orca_jax.tools.timeline.fit import work_in
 from orca_jax.values.errors import ConfigError

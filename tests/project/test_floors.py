@@ -427,6 +427,30 @@ def test_importing_does_not_load_jax_or_an_http_server() -> None:
     assert done.stdout.split() == order
 
 
+SIMULATOR = ("orca_jax.tools.simulate.check", "orca_jax.timeline.html")
+"""What a simulation in a browser imports, without packages and without a device."""
+OUTSIDE_PACKAGES = """
+import sys
+from importlib import import_module
+before = set(sys.modules)
+for module in {modules!r}:
+    import_module(module)
+names = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(names - sys.stdlib_module_names - {{"orca_jax"}}))
+"""
+
+
+def test_the_simulator_needs_the_standard_library_alone() -> None:
+    def loaded(*modules: str) -> list[str]:
+        program = OUTSIDE_PACKAGES.format(modules=modules)
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert loaded(*SIMULATOR) == []
+    assert "msgspec" in loaded("orca_jax.timeline.read")
+
+
 @each(FILES)
 def test_the_package_never_imports_the_lab(file: SourceFile) -> None:
     assert not [

@@ -34,6 +34,7 @@ FORBIDDEN_IMPORTS = frozenset(
 )
 # its files are machine code within pickles, from JAX's own serializer
 HOLDS_CODE = "orca_jax/exec/program_store.py"
+RUNS_CODE_OF_THE_READER = "scripts/arena/browser.py"  # in the reader's own browser
 PASSES_FEW_ON = "orca_jax/text/template.py"  # variables to its processes, which else inherit all
 READS_A_KEY = (
     "orca_jax/tools/bench/online/key.py"  # a secret, which would be seen by others as a flag
@@ -89,9 +90,10 @@ def test_no_forbidden_import(file: SourceFile) -> None:
 
 @each(FILES)
 def test_no_forbidden_call(file: SourceFile) -> None:
+    allowed = {"exec"} if str(file) == RUNS_CODE_OF_THE_READER else set()
     for node in file.nodes:
         if isinstance(node, ast.Call):
-            assert called_name(node) not in FORBIDDEN_CALLS, f"{file}:{node.lineno}"
+            assert called_name(node) not in FORBIDDEN_CALLS - allowed, f"{file}:{node.lineno}"
             for keyword in node.keywords:
                 risky = (
                     keyword.arg in ("shell", "allow_pickle")

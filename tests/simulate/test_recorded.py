@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.timeline.read import encoded
 from orca_jax.tools.bench.workload.records import read_recording
 from orca_jax.tools.simulate.__main__ import main
 from orca_jax.tools.simulate.recorded import expanded, fit, load_of
@@ -24,7 +25,7 @@ def recorded(path: Path, count: int = 60) -> str:
     for _ in range(count):
         at += dice.expovariate(3)
         load.append(SimulatedRequest(at, dice.randint(8, 300), dice.randint(2, 30)))
-    path.write_bytes(simulate("chunked", load, COST, max_num_batched_tokens=2048).data)
+    path.write_bytes(encoded(simulate("chunked", load, COST, max_num_batched_tokens=2048).lines))
     return str(path)
 
 

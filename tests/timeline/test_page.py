@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orca_jax.timeline.html import MAX_ROWS, MODULES, bundled_script, html_page
+from orca_jax.timeline.measure import Timeline, token_times
 from orca_jax.timeline.page_data import KINDS, page_data
 from orca_jax.timeline.palette import (
     DARK,
@@ -22,7 +23,6 @@ from orca_jax.timeline.palette import (
     palette_css,
     scheduler_of,
 )
-from orca_jax.timeline.read import Timeline, token_times
 from orca_jax.timeline.spans import request_spans
 from tests.timeline.traced import ONE, TracedLab
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orca_jax.timeline.html import html_page
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.writer import Arrival, End, IterationRecord
 from tests.timeline.browser import AXE, SIZES, WatchedPage, browser, check_with_axe, count_colors
 from tests.timeline.test_page import HOSTILE

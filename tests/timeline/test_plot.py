@@ -11,9 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 
 from orca_jax.llm import LLM
+from orca_jax.timeline.measure import Timeline, members
 from orca_jax.timeline.palette import KINDS as COLORS
 from orca_jax.timeline.palette import SCHEDULERS
-from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.record import record
 from orca_jax.tools.bench.__main__ import main
 from orca_jax.tools.bench.burst import mixed_burst, run_burst

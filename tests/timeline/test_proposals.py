@@ -6,7 +6,7 @@ import pytest
 
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
 from orca_jax.sim.cost import ALL_TOKENS, LinearCost
-from orca_jax.timeline.read import Timeline, figures, members, proposals, token_times
+from orca_jax.timeline.measure import Timeline, figures, members, proposals, token_times
 from orca_jax.tools.bench.replay import replay
 from orca_jax.tools.timeline.fit import work_in
 from orca_jax.values.errors import ConfigError

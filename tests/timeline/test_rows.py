@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from orca_jax import LLM, Question, SamplingParams
+from orca_jax.timeline.measure import token_times
 from orca_jax.timeline.page_data import page_data
-from orca_jax.timeline.read import load_timeline, token_times
+from orca_jax.timeline.read import load_timeline
 from orca_jax.timeline.rows import joined, row_members
 from orca_jax.timeline.spans import Span
 from orca_jax.timeline.writer import Arrival

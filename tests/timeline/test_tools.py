@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.spans import request_spans
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.tools.timeline.__main__ import main

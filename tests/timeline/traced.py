@@ -4,7 +4,8 @@ from contextlib import ExitStack
 
 import msgspec
 
-from orca_jax.timeline.read import Timeline, members, parse_timeline
+from orca_jax.timeline.measure import Timeline, members
+from orca_jax.timeline.read import parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from orca_jax.values.config import CacheConfig, EngineConfig
 from orca_jax.values.speculation import SpeculativeConfig

@@ -13,7 +13,7 @@ from orca_jax.serve.openai.model import Service
 from orca_jax.serve.playground.burst import MAX_BURST
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.live import LiveArrival, LiveEnd
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, Arrival, End, IterationRecord, TimelineHeader
 from orca_jax.values.config import CacheConfig
 from orca_jax.values.errors import UNREADABLE, ConfigError

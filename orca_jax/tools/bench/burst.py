@@ -15,7 +15,7 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import adapted
 from orca_jax.flags import add_engine_args, add_number, engine_config_from_args
 from orca_jax.helpers.reporting import hardware, print_table
-from orca_jax.timeline.read import Timeline, figures, shown_figures
+from orca_jax.timeline.measure import Timeline, figures, shown_figures
 from orca_jax.timeline.record import record
 from orca_jax.tools.bench.measure import reschedule, run_workload, warm_up
 from orca_jax.tools.bench.workload.generate import WorkloadRequest

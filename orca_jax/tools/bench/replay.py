@@ -23,15 +23,15 @@ from orca_jax.sched.predict import EnginePredictor, Oracle
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import IterationCost
 from orca_jax.sim.executor import OTHER_ID
-from orca_jax.timeline.read import (
+from orca_jax.timeline.measure import (
     Timeline,
     figures,
-    load_timeline,
-    parse_timeline,
     proposals,
     shown_figures,
     side_by_side,
+    timeline_of,
 )
+from orca_jax.timeline.read import load_timeline
 from orca_jax.timeline.writer import Arrival, TimelineHeader
 from orca_jax.tools.bench.virtual import FIRST_ID, SimulatedRequest, VirtualDevice, run_virtually
 from orca_jax.tools.timeline.fit import fit_cost
@@ -175,7 +175,7 @@ def replay(timeline: Timeline, config: EngineConfig, cost: ReplaceableCost) -> T
         # Requests that arrived before the first recorded iteration are added before anything runs.
         start=max(arrivals[0].at, timeline.iterations[0].selected),
     )
-    return parse_timeline(run_virtually(requests, head, check_settings(head.config), device))
+    return timeline_of(run_virtually(requests, head, check_settings(head.config), device))
 
 
 def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
-
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.scheduler import build_scheduling, speculating
 from orca_jax.engine import Engine
@@ -15,7 +13,7 @@ from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.cost import IterationCost, WorkCounts, seconds_by
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
-from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
+from orca_jax.timeline.writer import TimelineHeader, TimelineLine, TimelineWriter
 from orca_jax.tools.bench.feed import Drive
 from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency
 
@@ -70,7 +68,7 @@ def run_virtually(
     head: TimelineHeader,
     choices: Choices,
     device: VirtualDevice,
-) -> bytes:
+) -> Sequence[TimelineLine]:
     """Serve requests, and return the lines of the timeline.
 
     Its request `n` is the n-th to arrive, with its index as its id.
@@ -84,10 +82,10 @@ def run_virtually(
     highest = max([_highest_id(request, index) for index, request in enumerate(requests)])
     model = replace(TOY_MODEL, vocab_size=max(highest, FIRST_ID) + 1, eos_token_ids=(END_ID,))
     lengths = {str(index): request.num_output for index, request in enumerate(requests)}
-    parts: list[bytes] = []
+    lines: list[TimelineLine] = []
     clock = VirtualClock(device.start)
     cost = device.cost
-    writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
+    writer = TimelineWriter(head, list, lines.extend, clock)
     executor = SimExecutor(
         cost,
         clock,
@@ -137,7 +135,7 @@ def run_virtually(
     for _ in Drive.in_virtual_time(engine, executor, clock).serve(arrivals, add, follows):
         pass
     writer.flush()
-    return b"".join(parts)
+    return lines
 
 
 def _highest_id(request: SimulatedRequest, index: int) -> int:

@@ -197,6 +197,10 @@ def _smallest(
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
+    if not hasattr(signal, "setitimer"):  # a browser, whose page has a limit of its own
+        yield
+        return
+
     def stop(signal_number: int, frame: FrameType | None) -> None:
         raise _Loops
 

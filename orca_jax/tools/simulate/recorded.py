@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orca_jax.helpers.reporting import write_file
 from orca_jax.sim.cost import IterationCost, LinearCost, windows_of
-from orca_jax.timeline.read import token_times
+from orca_jax.timeline.measure import token_times
 from orca_jax.tools.bench.virtual import FIRST_ID, SimulatedRequest
 from orca_jax.tools.bench.workload.files import RecordedRequest
 from orca_jax.tools.bench.workload.records import read_recording

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from orca_jax.assembly.built import timeline_header
 from orca_jax.assembly.choices import MOST_PAGES, MOST_ROWS
+from orca_jax.assembly.scheduler import timeline_header
 from orca_jax.assembly.support import check_settings
 from orca_jax.sim.cost import IterationCost, LinearCost
-from orca_jax.timeline.read import Timeline, figures, members, parse_timeline, token_times
+from orca_jax.timeline.measure import Timeline, figures, members, timeline_of, token_times
+from orca_jax.timeline.writer import TimelineLine
 from orca_jax.tools.bench.virtual import SimulatedRequest, VirtualDevice, run_virtually
 from orca_jax.values.cache_spec import ONE_GROUP, ceil_div
 from orca_jax.values.checks import is_class_name, load_class, require
@@ -56,21 +57,21 @@ class SimulatedRun:
     """The result of a simulation.
 
     Attributes:
-        data: the lines of the timeline, as a file has them.
+        lines: the lines of the timeline.
         load: the requests.
         device: what took the place of a model.
         again: runs it again with another one.
     """
 
-    data: bytes
+    lines: Sequence[TimelineLine]
     load: Sequence[SimulatedRequest]
     device: VirtualDevice
-    again: Callable[[VirtualDevice], bytes]
+    again: Callable[[VirtualDevice], Sequence[TimelineLine]]
 
     @cached_property
     def timeline(self) -> Timeline:
         """All iterations. Request `n` is the n-th to arrive, and its id is its index in the load."""
-        return parse_timeline(self.data)
+        return timeline_of(self.lines)
 
     @cached_property
     def figures(self) -> Mapping[str, float]:
@@ -166,7 +167,7 @@ def simulate(
         config, cache, longest, config.max_num_batched_tokens or BUDGET, cost.buckets
     )
 
-    def again(device: VirtualDevice) -> bytes:
+    def again(device: VirtualDevice) -> Sequence[TimelineLine]:
         return run_virtually(requests, head, choices, device)
 
     device = VirtualDevice(cost, num_stages=config.pipeline_parallel_size)

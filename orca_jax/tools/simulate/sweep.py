@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from orca_jax.helpers.reporting import write_file
 from orca_jax.sim.cost import IterationCost, LinearCost
-from orca_jax.timeline.read import load_timeline
+from orca_jax.timeline.read import encoded, load_timeline
 from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         print(why(runs[0].simulated(), number, iteration))
         return 0
     if args.timeline is not None:
-        write_file(args.timeline, runs[0].simulated().data)
+        write_file(args.timeline, encoded(runs[0].simulated().lines))
     results = in_processes(_SweepRun.figures, runs, args.jobs)
     if args.csv is not None:
         write_file(args.csv, _csv(results).encode())

@@ -15,7 +15,7 @@ from orca_jax.tools.timeline.flags import add_file_args
 from orca_jax.values.errors import OrcaError
 
 if TYPE_CHECKING:
-    from orca_jax.timeline.read import Timeline
+    from orca_jax.timeline.measure import Timeline
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,8 @@ def _main(argv: Sequence[str] | None) -> int:
     args = make_parser().parse_args(argv)
     # after the flags, so that help and errors come at once
     from orca_jax.helpers.reporting import print_table
-    from orca_jax.timeline.read import load_timeline, shown_figures, side_by_side
+    from orca_jax.timeline.measure import shown_figures, side_by_side
+    from orca_jax.timeline.read import load_timeline
     from orca_jax.tools.timeline.views import write_views
 
     try:
@@ -69,7 +70,7 @@ def _title(file: str, timeline: "Timeline") -> str:
 
 def _line(file: str, timeline: "Timeline") -> dict[str, Any]:
     """The figures for the line of JSON."""
-    from orca_jax.timeline.read import figures
+    from orca_jax.timeline.measure import figures
 
     return {**figures(timeline), "config": dataclasses.asdict(timeline.head.config), "trace": file}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orca_jax.sim.cost import LinearCost, WindowShares, WorkCounts, windows_of, work_of
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.writer import IterationRecord
 from orca_jax.values.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.spans import request_spans
 from orca_jax.timeline.writer import IterationRecord
 

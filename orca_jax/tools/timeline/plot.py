@@ -11,9 +11,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orca_jax.helpers.reporting import write_figure
+from orca_jax.timeline.measure import Timeline
 from orca_jax.timeline.palette import KINDS as COLORS
 from orca_jax.timeline.palette import SCHEDULERS, curve_styles
-from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.spans import Span, SpanKind, request_spans
 from orca_jax.values.cache_spec import ceil_div
 from orca_jax.values.errors import ConfigError, reason_of

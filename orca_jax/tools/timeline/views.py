@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from orca_jax.flags.needs import check_needs
 from orca_jax.helpers.reporting import NO_MATPLOTLIB, write_file
 from orca_jax.timeline.html import html_page
-from orca_jax.timeline.read import Timeline
+from orca_jax.timeline.measure import Timeline
 from orca_jax.tools.timeline.perfetto import perfetto
 from orca_jax.values.errors import ConfigError, reason_of
 

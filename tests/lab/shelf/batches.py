@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from lab.policies.mc_sf import McSf
+from lab.policies.ewsjf import Ewsjf
+from lab.policies.mc_sf import McSf, SortedF
 from lab.policies.plas import Plas
 from lab.policies.pools import Pools
 from lab.policies.prefill_first import PrefillFirst
 from lab.policies.prefix_match import PrefixMatch
+from lab.policies.sagesched import SageSched
 from lab.policies.sarathi import Sarathi
 from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
@@ -18,6 +20,9 @@ from tests.sched.lab import Lab, Shape
 
 SHELF: dict[str, Policy] = {
     "mc_sf": McSf(4),
+    "sorted_f": SortedF(4),
+    "sagesched": SageSched(quantum=4),
+    "ewsjf": Ewsjf(8),
     "vtc": VirtualTokenCounter(),
     "lpm": PrefixMatch(),
     "k_lpm": PrefixMatch(2),

@@ -7,11 +7,13 @@ import sys
 import pytest
 
 from lab.baselines import POLICIES, Setting
-from lab.policies.mc_sf import McSf
+from lab.policies.ewsjf import Ewsjf
+from lab.policies.mc_sf import McSf, SortedF
 from lab.policies.plas import Plas
 from lab.policies.pools import Pools
 from lab.policies.prefill_first import PrefillFirst
 from lab.policies.prefix_match import PrefixMatch
+from lab.policies.sagesched import SageSched, gittins
 from lab.policies.sarathi import Sarathi
 from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
@@ -59,7 +61,7 @@ def test_every_request_gets_its_tokens(name: str) -> None:
             assert found == lab.expected(
                 prompt, SamplingParams(max_tokens=len(found), temperature=0)
             )
-    assert evictions or name in ("mc_sf", "pools"), "pages were never short"
+    assert evictions or name in ("mc_sf", "sorted_f", "pools"), "pages were never short"
 
 
 def test_sarathi_chunks_a_prompt_beside_increments() -> None:
@@ -252,3 +254,48 @@ def test_too_low_predictions_evict_the_latest() -> None:
     )()
     batches(lab, ("A", 3, 6), ("B", 3, 6))
     assert lab.pool.num_preemptions == 1
+
+
+def test_sorted_f_takes_the_large_batch_before_the_short_job() -> None:
+    """Ten pages of one token. F is 6 / 9 for B, C and D together and 1 for A: shortest first begins with A."""
+    jobs = (("A", 9, 1), ("B", 1, 2), ("C", 1, 2), ("D", 1, 2))
+    lab = lab_of(McSf(1), most=4, num_pages=10, page_size=1)
+    assert batches(lab, *jobs) == ["A9 B1", "B1 C1 D1", "C1 D1"]
+    lab = lab_of(SortedF(1), most=4, num_pages=10, page_size=1)
+    assert batches(lab, *jobs) == ["B1 C1 D1", "B1 C1 D1", "A9"]
+    lab = lab_of(SortedF(1, most_exact=1), most=4, num_pages=10, page_size=1)
+    assert batches(lab, *jobs) == ["B1 C1 D1", "B1 C1 D1", "A9"]
+
+
+def test_a_prompt_above_the_budget_comes_in_chunks() -> None:
+    lab = lab_of(McSf(4), budget=4)
+    assert batches(lab, ("A", 9, 2), ("B", 2, 1)) == ["B2", "A4-", "A4-", "A1", "A1"]
+
+
+def test_ewsjf_weighs_the_wait_of_a_queue_by_its_length() -> None:
+    """Queues of ten tokens. C waits as long as B and is shorter; D has waited long enough to come before A."""
+    policy = Ewsjf(10, 0.0)
+    lab = lab_of(policy, most=1)
+    lab.add("X", 1, 6)
+    lab.step()
+    found = batches(lab, ("B", 15, 1), ("C", 5, 1), ("D", 16, 1))
+    assert [each for each in found if "X" not in each] == ["C5", "B15", "D16"]
+
+
+def test_the_index_of_gittins_weighs_cost_by_the_chance_to_end() -> None:
+    assert gittins([4.0]) == 4.0
+    assert gittins([1.0, 9.0]) == 2.0  # stop at 1: a cost of 1, and half of the jobs have ended
+    assert gittins([8.0, 9.0]) == 8.5  # wait for all
+
+
+def test_sagesched_prefers_lengths_that_ended_soon() -> None:
+    """Short prompts ended after two tokens and long ones after six: then short ones come first, though one is newer."""
+    lab = lab_of(SageSched(quantum=4), most=1, rows=1)
+    batches(lab, ("A", 2, 2), ("B", 20, 6))
+    before = len(lab.batches)
+    lab.add("C", 2, 9)
+    lab.add("D", 20, 9)
+    lab.add("E", 3, 9)
+    lab.run()
+    first = [each.partition(" ")[0][0] for each in lab.batches[before:]]
+    assert list(dict.fromkeys(first)) == ["C", "E", "D"]

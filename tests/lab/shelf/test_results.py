@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from lab.shelf import fairness, optimum, prefixes, ratios, stability
+from lab.shelf import fairness, optimum, prefixes, ratios, sorted_f, stability
+from lab.shelf.hindsight import best_found, by_policy
+from lab.shelf.hindsight import optimum as least
 from lab.shelf.virtual import Call
 
 
@@ -35,8 +37,8 @@ def by_hand(memory: int, calls: Sequence[Call]) -> float:
 def test_the_optimum_is_that_of_all_schedules() -> None:
     calls = [Call(0.0, 2, 3), Call(0.0, 3, 2), Call(1.0, 1, 4)]
     for memory in (5, 6, 9):
-        found = optimum.by_policy(memory, calls)
-        assert optimum.optimum(memory, calls, found) == by_hand(memory, calls) <= found
+        found = by_policy(memory, calls)
+        assert least(memory, calls, found) == by_hand(memory, calls) <= found
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -47,11 +49,7 @@ def test_no_schedule_beats_the_optimum(number: int) -> None:
 def test_a_search_finds_no_better_schedule_than_the_best() -> None:
     calls = [Call(0.0, 2, 3), Call(0.0, 3, 2), Call(0.0, 1, 4)]
     for memory in (5, 6, 9):
-        assert (
-            by_hand(memory, calls)
-            <= optimum.best_found(memory, calls)
-            <= optimum.by_policy(memory, calls)
-        )
+        assert by_hand(memory, calls) <= best_found(memory, calls) <= by_policy(memory, calls)
 
 
 def test_the_bound_of_two_clients() -> None:
@@ -64,3 +62,28 @@ def test_reuse_shortens_the_tail() -> None:
 
 def test_every_ratio_names_its_paper() -> None:
     assert ratios.ratio("fastserve", 60, 0) > 0 and len(ratios.PAPERS) == 6
+
+
+@pytest.mark.parametrize("name", ratios.CLAIMS)
+def test_every_claim_is_measured(name: str) -> None:
+    assert ratios.claim(name, 40, 0) > 0
+
+
+def test_short_prompts_do_not_wait_for_long_ones() -> None:
+    assert ratios.claim("ewsjf.ttft", 120, 0) > 1.5
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_no_schedule_beats_the_optimum_of_long_prompts(number: int) -> None:
+    to_least, _ = sorted_f.ratios(number)
+    assert 1 <= to_least < 1.3
+
+
+def test_shortest_first_loses_on_a_backlog_and_more_with_more_memory() -> None:
+    """Eight tokens: two requests of 7 + 1 and eight of 1 + 2. The first small one comes beside the second large one."""
+    assert by_policy(8, sorted_f.backlog(8)) == 1 + 2 + 3 + 4 * 4 + 3 * 6
+    assert sorted_f.lower_bound(8) == 1 + 2 + 5 * 2 + 18 / 8 + 21 / 8 + 3
+    small = sorted_f.on_backlog(16)
+    large = sorted_f.on_backlog(256)
+    assert large[1] > small[1] > 1
+    assert large[0] < 1.6

@@ -9,12 +9,14 @@ from tests.project.source import ROOT
 from tests.test_same_tokens import GPT2, Job, greedy_jobs, make_engine, run
 
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ewsjf": ("Ewsjf", {"step": 4}),
     "mc_sf": ("McSf", {"page_size": 8}),
     "orca": ("Orca", {}),
     "plas": ("Plas", {"quanta": [8, 16]}),
     "pools": ("Pools", {"places": 6, "bounds": [4, 8]}),
     "prefill_first": ("PrefillFirst", {}),
     "prefix_match": ("PrefixMatch", {"k": 2}),
+    "sagesched": ("SageSched", {"quantum": 4}),
     "sarathi": ("Sarathi", {}),
     "skip_join_mlfq": ("SkipJoinMlfq", {"quantum": 4}),
     "srpt": ("Srpt", {"noise": 1.0}),

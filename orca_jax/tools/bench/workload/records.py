@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import IO, Any, NamedTuple
 
-from orca_jax.timeline.read import load_timeline, token_times
+from orca_jax.timeline.measure import token_times
+from orca_jax.timeline.read import load_timeline
 from orca_jax.tools.bench.workload.entries import LineError, NumberedValue, elements, lines
 from orca_jax.tools.bench.workload.files import (
     RecordedRequest,
