@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from lab.gpus.runs import RUNS, GpuRun, RecordedTimes, read_recording, their_errors
+from lab.gpus.plans import planned, plans_text
+from lab.gpus.runs import RUNS, GpuRun, RecordedTimes, own_requests, their_errors
 from lab.pages.markdown import table, write_between
 from orca_jax.helpers.reporting import percentile
-from orca_jax.tools.simulate.profile import PROFILE, read_profile
+from orca_jax.tools.plan.profile import PROFILE, read_profile
 from orca_jax.tools.simulate.run import simulate
 from orca_jax.values.errors import ConfigError
 
@@ -55,23 +56,24 @@ def run(args: argparse.Namespace) -> int:
     """
     results = [repeated(each, args.data) for each in RUNS]
     text = _table(results)
+    plans = [planned(each, args.data) for each in RUNS]
+    text += plans_text(plans)
     print(text, end="")
     if args.write:
         write_between(PAGE, BEGIN, END, text)
-    return int(not all(result.is_within(name) for result in results for name in TITLES))
+    is_within = all(result.is_within(name) for result in results for name in TITLES)
+    return int(not (is_within and all(plan.is_within for plan in plans)))
 
 
 def repeated(each: GpuRun, folder: Path) -> GpuResult:
     """Repeat a recorded run in virtual time. Raises ConfigError: a file is missing or wrong."""
     cost = read_profile(f"{PROFILE}{folder}/{each.cost}")
+    requests, recorded = own_requests(each, folder)
     try:
-        requests, recorded = read_recording(folder / each.recording)
         path = folder / each.recording.replace("requests.jsonl", "their_errors.txt")
         theirs = their_errors(path)
     except OSError as error:
         raise ConfigError(f"{folder}: {error}", param="data") from error
-    requests = requests[:: each.replicas]
-    recorded = recorded[:: each.replicas]
     simulated = simulate("chunked", requests, cost, **each.settings)
     records = sorted(simulated.records, key=lambda record: record.request)
     times = []

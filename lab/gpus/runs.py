@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orca_jax.tools.bench.virtual import SimulatedRequest
+from orca_jax.values.errors import ConfigError
 
 
 class Limits(NamedTuple):
@@ -26,6 +27,8 @@ class GpuRun(NamedTuple):
 
     Attributes:
         title: the model and the card.
+        model: its preset, or its config.json.
+        devices: the card, and how many of them have a copy, as `plan` takes them.
         recording: the file of requests.
         cost: what `--cost profile:` takes after the folder.
         settings: those of the engine.
@@ -35,6 +38,8 @@ class GpuRun(NamedTuple):
     """
 
     title: str
+    model: str | Mapping[str, Any]
+    devices: str
     recording: str
     cost: str
     settings: Mapping[str, Any]
@@ -54,10 +59,30 @@ class RecordedTimes(NamedTuple):
 HOST = "host=500e-6"
 """Seconds of vLLM's host for an iteration, fitted to the time per token of the first run."""
 
+LLAMA_8B = "preset:llama-3-8b"  # the sizes of 3.1 are the same
+QWEN3_32B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 25600,
+    "vocab_size": 151936,
+    "eos_token_id": 151645,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
 BUDGET = {"max_num_batched_tokens": 2048, "page_size": 16, "overlap": False}
 RUNS = (
     GpuRun(
         "Llama-3.1-8B, RTX 4090",
+        LLAMA_8B,
+        "rtx4090x1",
         "rtx4090_llama_8b_requests.jsonl.gz",
         f"rtx4090_llama_8b_tp1,layers=32,{HOST}",
         {**BUDGET, "max_num_seqs": 256, "num_pages": 2588},
@@ -66,6 +91,8 @@ RUNS = (
     ),
     GpuRun(
         "Llama-3.1-8B, RTX PRO 6000",
+        LLAMA_8B,
+        "rtxpro6000x1",
         "rtxpro6000_llama_8b_requests.jsonl.gz",
         f"rtxpro6000_llama_8b_tp1,layers=32,{HOST}",
         {**BUDGET, "max_num_seqs": 128},
@@ -74,6 +101,8 @@ RUNS = (
     ),
     GpuRun(
         "Qwen3-32B, two RTX PRO 6000",
+        QWEN3_32B,
+        "rtxpro6000x2",
         "rtxpro6000_qwen3_32b_requests.jsonl.gz",
         f"rtxpro6000_qwen3_32b_tp2,layers=64,{HOST},devices=2,width=5120,bandwidth=20e9,hop=30e-6",
         {**BUDGET, "max_num_seqs": 128},
@@ -83,6 +112,8 @@ RUNS = (
     ),
     GpuRun(
         "Qwen3-30B-A3B, two RTX PRO 6000",
+        "preset:qwen3-30b-a3b",
+        "rtxpro6000x1",
         "rtxpro6000_qwen3_30b_a3b_requests.jsonl.gz",
         f"rtxpro6000_qwen3_30b_a3b_tp1,layers=48,{HOST},experts=128,active=8,replicas=2,devices=2,width=2048,"
         "bandwidth=20e9,hop=30e-6",
@@ -92,6 +123,15 @@ RUNS = (
         replicas=2,
     ),
 )
+
+
+def own_requests(run: GpuRun, folder: Path) -> tuple[list[SimulatedRequest], list[RecordedTimes]]:
+    """The requests of the simulated engine. Raises ConfigError: the recording is missing."""
+    try:
+        requests, times = read_recording(folder / run.recording)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}", param="data") from error
+    return requests[:: run.replicas], times[:: run.replicas]
 
 
 def read_recording(path: Path) -> tuple[list[SimulatedRequest], list[RecordedTimes]]:

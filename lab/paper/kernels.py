@@ -1,10 +1,15 @@
 """Costs of the paper's systems from measured kernels of an A100 of 80 GB, with nothing fitted.
 
 The paper's card is the one of 40 GB: the same processor, with 1.555 instead of 2.039 TB/s.
+
+ORCA's engine is the one of the paper's text. Sums over devices are NCCL's. Attention is one launch with the thread
+blocks of all requests (section 5). Keys and values of each request have places of their own (section 3.2), and the
+text knows no joined kernel that writes them: each request has a kernel in each layer, with the time of the shortest
+kernel of the tables. FasterTransformer's batches have one shape, and its attention writes them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +29,8 @@ class KernelSource(NamedTuple):
     Attributes:
         folder: the place of the tables.
         source: the engine with the kernels.
-        attention: "request", ORCA's launches of attention are one for each request, or "fused".
+        attention: "fused", ORCA's attention is one launch, or "request", one for each request.
+        writes: kernels of a layer under ORCA that write the keys and values of a request.
         sums: "nccl", as the paper says, or "own".
         bandwidth: bytes per second of the card; 0: the card that was measured.
         host: seconds of the host for each iteration.
@@ -33,7 +39,8 @@ class KernelSource(NamedTuple):
 
     folder: Path
     source: str = "vllm"
-    attention: str = "request"
+    attention: str = "fused"
+    writes: int = 1
     sums: str = "nccl"
     bandwidth: float = PAPER_BANDWIDTH
     host: float = 0.0
@@ -46,11 +53,22 @@ class KernelCost:
 
     inner: TablesCost
     host: float = 0.0
+    request: float = 0.0  # seconds of all layers for each request
     buckets: tuple[int, ...] = ()
+    _known: dict[tuple[WorkCounts, int], Sequence[float]] = field(default_factory=dict, repr=False)
 
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """Seconds on each stage."""
-        return self.inner.stages(work, num_stages)
+        if work.members > 1:
+            return self._stages(work, num_stages)
+        key = (work, num_stages)
+        if key not in self._known:  # of one request there are few different works
+            self._known[key] = self._stages(work, num_stages)
+        return self._known[key]
+
+    def _stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        own = self.request * work.members / num_stages
+        return [own + seconds for seconds in self.inner.stages(work, num_stages)]
 
     def filled(self, work: WorkCounts, places: int, num_stages: int) -> Sequence[float]:
         """Seconds on each stage, if a batch has all its places taken by members like its own."""
@@ -70,9 +88,11 @@ def kernel_cost(model: str, source: KernelSource, *, is_batched: bool) -> Kernel
     Raises:
         ConfigError: a table is missing or wrong; `param` is "cost".
     """
-    attention = "fused" if is_batched else source.attention
-    found = _table_cost(model, source._replace(attention=attention, host=0.0))
-    return KernelCost(found, source.host)
+    if is_batched:
+        source = source._replace(attention="fused", writes=0)
+    found = _table_cost(model, source._replace(writes=0, host=0.0))
+    request = source.writes * found.least * MODELS[model].num_layers
+    return KernelCost(found, source.host, request)
 
 
 @cache

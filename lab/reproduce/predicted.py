@@ -48,8 +48,8 @@ HOST = "host constant from one point of Figure 9b: orca(32) with one request"
 LIMITS = {"9b orca": 0.12, "9b ft": 0.08, "101B": 0.19, "175B": 0.15, "341B": 0.25}
 """The most errors of the first variant, as shares."""
 VARIANTS: Mapping[str, Callable[[KernelSource], KernelSource]] = {
-    BASE: lambda base: base,
-    "attention fused": lambda base: base._replace(attention="fused"),
+    BASE: lambda base: base._replace(attention="request", writes=0),
+    "attention fused": lambda base: base._replace(writes=0),
     HOST: lambda base: base._replace(host=host_constant(base)),
     "the card of 80 GB, as measured": lambda base: base._replace(bandwidth=0.0),
     "sums of vLLM in a graph": lambda base: base._replace(sums="own"),

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.gpus import command
-from lab.gpus.runs import GpuRun, Limits
+from lab.gpus import command, plans
+from lab.gpus.runs import QWEN3_32B, GpuRun, Limits
 from orca_jax.sim.cost import WorkCounts, work_of
 from orca_jax.tools.plan import measured
 from orca_jax.tools.plan.measured import Curve, Grid
+from orca_jax.tools.plan.profile import ProfileCost, read_profile
 from orca_jax.tools.simulate.__main__ import main
-from orca_jax.tools.simulate.profile import ProfileCost, read_profile
 from orca_jax.values.errors import ConfigError
 
 DENSE = """layer,tokens,time_us
@@ -198,8 +198,17 @@ def test_a_recorded_run_is_repeated(tmp_path: Path) -> None:
     )
     (tmp_path / "toy_their_errors.txt.gz").write_bytes(gzip.compress(theirs.encode()))
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "overlap": False}
-    run = GpuRun("toy", "toy_requests.jsonl.gz", "toy,layers=2", settings, Limits(9, 0, 9), "-")
+    model = {**QWEN3_32B, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
+    files = ("toy_requests.jsonl.gz", "toy,layers=2")
+    run = GpuRun("toy", model, "rtx4090x1", *files, settings, Limits(9, 0, 9), "-")
     result = command.repeated(run, tmp_path)
     assert result.measured["latency", "mean"] == pytest.approx(0.003)
     assert result.is_within("first_token") and not result.is_within("per_token")
     assert result.theirs["TTFT Mean"] == pytest.approx(0.005)
+    plan = plans.planned(run, tmp_path)
+    assert plan.load == (2, 17, 16)  # an answer of two tokens has one more on average
+    assert plan.recorded == pytest.approx(0.002)
+    cost = read_profile(f"profile:{tmp_path}/toy,layers=2")
+    work = work_of([(16, 1, True)] * 2 + [(0, 16, False)], 2)._replace(members=3)
+    assert plan.planned == pytest.approx(sum(cost.stages(work, 1)))
+    assert f"{plan.error:+.1%} FAIL | 15%" in plans.plans_text([plan])

@@ -10,7 +10,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.sim.cost import WorkCounts, work_of
 from orca_jax.tools.plan.kernels import Kernels, Plane, nearest_heads
 from orca_jax.tools.plan.measured import Grid, read_rows
-from orca_jax.tools.plan.tables import TablesCost, read_tables
+from orca_jax.tools.plan.tables import PLAIN, TablesCost, read_tables
 from orca_jax.tools.simulate.__main__ import main
 from orca_jax.values.errors import ConfigError
 
@@ -62,7 +62,8 @@ def expected(num_tokens: int, draws: int, attention: float, sums: float = 4) -> 
     of_layer, unembedding = products(num_tokens, draws)
     bytes_of_layer, once = plain(num_tokens, draws)
     drawn = unembedding if draws else 0
-    return 40 * (of_layer + bytes_of_layer + attention + 2 * sums) + drawn + once
+    of_layer += bytes_of_layer + PLAIN * (1 + 64 * 64 / 2**30)
+    return 40 * (of_layer + attention + 2 * sums) + drawn + once
 
 
 def test_increments_and_prompts(tmp_path: Path) -> None:

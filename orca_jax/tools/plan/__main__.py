@@ -125,7 +125,7 @@ def make_parser() -> FlagParser:
     made.add_argument(
         "--cost",
         metavar="tables:DIR,source=S",
-        help="times from the measured kernels of a folder, as in simulate, where it has this kind of devices",
+        help="times from measured kernels or operators (profile:), as in simulate, for devices that have them",
     )
     _add_shares(made)
     made.add_argument(

@@ -52,6 +52,9 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "rtx4090": Accelerator(
         "gpu", 24 * GIB, 1008e9, 165.2e12, 32e9, 8, "NVIDIA Ada white paper, GeForce RTX 4090"
     ),
+    "rtxpro6000": Accelerator(
+        "gpu", 96 * GIB, 1792e9, 503.8e12, 64e9, 8, "NVIDIA RTX Blackwell PRO white paper"
+    ),
     "t4": Accelerator(
         "gpu",
         16 * GIB,

@@ -112,6 +112,9 @@ class Kernels:
         source: the engine with the kernels, such as "vllm".
         kind: the type of products: "" for bfloat16, or "fp8", "fp8_block".
 
+    Attributes:
+        least: seconds of the shortest product: its start, more than its work.
+
     Raises:
         ConfigError: a table is missing, cannot be read, or a line of it is wrong; `param` is "cost".
     """
@@ -125,6 +128,7 @@ class Kernels:
         for row in read_rows(table_file(folder / f"{card}_gemm{end}"), COLUMNS["gemm"]):
             *sizes, tokens = row.key
             by_tokens.setdefault(tokens, {})[tuple(sizes)] = row.seconds
+        self.least = min([min(points.values()) for points in by_tokens.values()])
         self._products = {tokens: Grid(points) for tokens, points in by_tokens.items()}
         self._sums: dict[str, dict[int, dict[int, float]]] = {}
         path = table_file(folder / f"{card}_collectives")

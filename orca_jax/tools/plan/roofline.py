@@ -52,6 +52,8 @@ class Times(NamedTuple):
     token_seconds: float  # between two tokens of a request, with all rows running
     tokens_per_second: float  # of all rows
     prompt_seconds: float  # of one prompt alone, up to its first token
+    # as `token_seconds`, while new requests with such prompts follow those that end; None: not known
+    loaded_seconds: float | None = None
 
 
 def expected_times(

@@ -2,8 +2,9 @@
 
 An iteration has the products of all layers, the attention of prompts and of increments, the sums over devices, and the
 unembedding of drawn tokens, each from a table of `kernels.py`. What no table has counts by its bytes over the card's
-published bandwidth: embeddings, norms, rotations, activations and logits. Experts take the longer of their bytes and
-their operations. A stage of a pipeline passes its vectors on by `hop` seconds and their bytes over `link`.
+published bandwidth: embeddings, norms, rotations, activations and logits. A layer has `PLAIN` such kernels, each at
+least as long as the shortest one of the tables. Experts take the longer of their bytes and their operations. A stage of
+a pipeline passes its vectors on by `hop` seconds and their bytes over `link`.
 
 With `bandwidth` the card is another one of the same kind. A product takes longer by the ratio of its rooflines on both
 cards, and attention by the time of its bytes. Sums keep their time.
@@ -30,6 +31,8 @@ _BYTES = 2  # of a number of activations, keys and values
 _KINDS = {"": 2.0, "fp8": 1.0, "fp8_block": 1.0}
 """Bytes of a weight, by the kind of products."""
 _HEAD_DIM = 128  # of the tables of attention
+PLAIN = 5
+"""Kernels of a layer that no table has: two norms, two sums or two writes of positions and cache, and an activation."""
 _USAGE = (
     "tables:DIR,card=C,source=S,model=M, with kind=, tensor=, attention=fused or request, sums=own or nccl, host=, "
     "bandwidth=, link= and hop= as needed"
@@ -87,6 +90,7 @@ class TablesCost:
     prompts: HeadsPlane
     increments: HeadsPlane
     sums: Curve | None
+    least: float  # seconds of the shortest kernel
     buckets: tuple[int, ...] = field(default=(), init=False)
 
     @property
@@ -108,7 +112,7 @@ class TablesCost:
         stream = num_tokens * self.model.embed_dim * _BYTES
         of_layer = sum([self._product(each, num_tokens) for each in self.products])
         of_layer += self._attention(work) + self._experts(num_tokens)
-        of_layer += num_tokens * self._plain_bytes() / self._bandwidth
+        of_layer += PLAIN * self.least + num_tokens * self._plain_bytes() / self._bandwidth
         if self.sums is not None:
             of_layer += 2 * self.sums.at(stream)
         found = [of_layer * self.model.num_layers / num_stages] * num_stages
@@ -243,6 +247,7 @@ def tables_cost(kernels: Kernels, settings: TableSettings, model: ModelConfig) -
         kernels.attention("context", heads, kv_heads),
         kernels.attention("generation", heads, kv_heads),
         None if tensor == 1 else kernels.all_reduce(tensor, settings.sums),
+        kernels.least,
     )
 
 

@@ -15,11 +15,11 @@ from orca_jax.timeline.read import encoded, load_timeline
 from orca_jax.tools.bench.virtual import SimulatedRequest
 from orca_jax.tools.bench.workload.generate import READERS, make_workload, workload_settings
 from orca_jax.tools.bench.workload.urgency import UrgencyDraws, drawn
+from orca_jax.tools.plan.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.plan.tables import TABLES, TablesCost, read_tables
 from orca_jax.tools.simulate import recorded
 from orca_jax.tools.simulate.__main__ import SETTINGS
 from orca_jax.tools.simulate.processes import in_processes
-from orca_jax.tools.simulate.profile import PROFILE, ProfileCost, read_profile
 from orca_jax.tools.simulate.run import SimulatedRecord, SimulatedRun, simulate
 from orca_jax.tools.simulate.why import why
 from orca_jax.tools.timeline.fit import fit_cost
