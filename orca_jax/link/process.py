@@ -161,6 +161,8 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     send(ready_message(built))
     loop.run_engine()
     built.engine.observer.flush()
+    if built.engine.outer is not None:
+        built.engine.outer.close()  # saves the last pages
 
 
 def warn_of_reservations(built: Built) -> None:
