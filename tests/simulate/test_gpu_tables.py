@@ -108,6 +108,7 @@ def test_what_if(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = [what_if.result(step, load, source)._asdict() for step in steps]
     rates = [each["requests_per_s"] for each in results]
     assert rates[1] > rates[0] and rates[4] > rates[3]
+    assert [each["pause_s"] > 0 for each in results] == [False, True, True, True, True]
     results += [{**results[-1], "requests_per_s": factor * rates[-1]} for factor in (2, 3)]
     ((name, *factors, whole),) = what_if.causes({"toy": results})
     assert name == "toy" and float(factors[-1]) == 3
