@@ -111,6 +111,9 @@ COMMANDS = {
         "lab.speculation.command",
         "speculation against none: tokens per second and accepted proposals",
     ),
+    "what_if": Command(
+        "lab.gpus.what_if", "the years since the paper, one change after another, from kernels"
+    ),
     "whatif": Command("lab.reproduce.whatif", "Figure 10 with other numbers and other seeds"),
     "workers": Command("lab.workers", "throughput of a pipeline over its iterations in flight"),
 }

@@ -120,6 +120,6 @@ def plans_text(plans: Sequence[PlannedRun]) -> str:
         "recorded median",
     ]
     return (
-        "\n`plan --cost profile:` at the mean load of each recording; ms/token is `loaded_seconds` of its JSON:\n\n"
+        "\n`plan --cost profile:` at the mean load of each recording; ms/token is its `loaded_seconds`:\n\n"
         + table([*head, "error", "limit"], rows)
     )

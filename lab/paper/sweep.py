@@ -65,7 +65,12 @@ def curve(system: System, place: Place, requests: Sequence[Lengths], seed: int) 
 
 def saturation(system: System, place: Place, requests: Sequence[Lengths]) -> float:
     """Requests per second with every request there from the start, without the first and the last tenth."""
-    ends = sorted(serve_system(system, place, requests, [0.0] * len(requests)).ends)
+    return middle_rate(serve_system(system, place, requests, [0.0] * len(requests)).ends)
+
+
+def middle_rate(times: Sequence[float]) -> float:
+    """Ends per second without the first and the last tenth; of all, if these end together."""
+    ends = sorted(times)
     first = len(ends) // 10
     last = len(ends) - 1 - len(ends) // 10
     if ends[last] == ends[first]:

@@ -7,9 +7,9 @@ from typing import Any
 from lab.baselines import POLICIES
 from lab.paper.effort import Effort
 from lab.paper.places import Place, serve_system
-from lab.paper.runs import homogeneous, poisson
+from lab.paper.runs import Lengths, homogeneous, poisson
 from lab.paper.sweep import LOADS, saturation
-from lab.paper.systems import parse_system
+from lab.paper.systems import System, parse_system
 from lab.reproduce.rows import Row
 
 SYSTEMS = ("ft(1,1)", "ft(8,8)", "ft(16,8)", "orca(1)", "orca(8)", "orca(16)", "orca(32)")
@@ -27,11 +27,31 @@ def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     for (kind, name), (top, points) in zip(cases, found, strict=True):
         tops[kind][name] = top
         curves[kind][name] = points
+    return {"curves": curves, "saturation": tops}, rows_of(tops)
+
+
+def rows_of(tops: dict[str, dict[str, float]]) -> list[Row]:
+    """The rows of saturations by lengths and system."""
     rows = []
     for kind, rates in tops.items():
         rows.append(_order(kind, rates, "orca(1)", "ft(8,8)", "C7"))
         rows += [_order(kind, rates, f"ft({size},8)", f"orca({size})", "") for size in (8, 16)]
-    return {"curves": curves, "saturation": tops}, rows
+    return rows
+
+
+def saturations(place: Place, effort: Effort) -> dict[str, dict[str, float]]:
+    """The saturations at a place, by lengths and system."""
+    found: dict[str, dict[str, float]] = {}
+    for kind, name in product(EQUAL, SYSTEMS):
+        system = parse_system(name, POLICIES)
+        requests = equal_requests(kind, system, effort)
+        found.setdefault(kind, {})[name] = saturation(system, place, requests)
+    return found
+
+
+def equal_requests(kind: str, system: System, effort: Effort) -> list[Lengths]:
+    """The requests of a run."""
+    return homogeneous(*EQUAL[kind], max(60, effort.of(system) // 4))
 
 
 def _order(kind: str, rates: dict[str, float], lower: str, higher: str, claim: str) -> Row:
@@ -44,7 +64,7 @@ def curve(kind: str, name: str, effort: Effort) -> tuple[float, list[tuple[float
     """The saturation, and the points of throughput and median latency in seconds."""
     system = parse_system(name, POLICIES)
     place = Place()
-    requests = homogeneous(*EQUAL[kind], max(60, effort.of(system) // 4))
+    requests = equal_requests(kind, system, effort)
     top = saturation(system, place, requests)
     points = []
     for load in LOADS[::2]:

@@ -43,19 +43,33 @@ def batch_ms(
     )
 
 
-def _times(model: str) -> dict[str, list[float | None]]:
-    """The milliseconds of batches of all sizes, by engine and length of the prompts."""
+type BatchTimes = dict[str, list[float | None]]
+"""Milliseconds of batches of all sizes, by engine and length of the prompts; None: out of memory."""
+
+
+def all_times(fit: Fit = FITTED, kernels: KernelSource | None = None) -> dict[str, BatchTimes]:
+    """The times of all panels."""
+    return {panel: _times(model, fit, kernels) for panel, model in PANELS.items()}
+
+
+def _times(model: str, fit: Fit, kernels: KernelSource | None) -> BatchTimes:
     found = {}
     for engine, num_prompt in product(ENGINES, PROMPTS):
         found[f"{engine}({num_prompt})"] = [
-            batch_ms(engine, model, num_prompt, size) for size in BATCHES
+            batch_ms(engine, model, num_prompt, size, fit, kernels) for size in BATCHES
         ]
     return found
 
 
 def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
     """Return the results and their rows."""
-    times = {panel: _times(model) for panel, model in PANELS.items()}
+    times = all_times()
+    paper = _as_lists(read_figure_9b())
+    return {"batch_sizes": BATCHES, "batch_ms": times, "paper_9b_ms": paper}, rows_of(times)
+
+
+def rows_of(times: dict[str, BatchTimes]) -> list[Row]:
+    """The rows of the figure."""
     points = read_figure_9b()
     errors: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     for (engine, num_prompt, size), paper in points.items():
@@ -85,7 +99,7 @@ def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
         Row("fig9.9c.gain", "9c, 175B: the most by which FasterTransformer's batch takes longer than ORCA's", gain,
             PAPER_GAIN, abs(math.log(gain / PAPER_GAIN)), claim="C2", is_input=True)
     )  # fmt: skip
-    return {"batch_sizes": BATCHES, "batch_ms": times, "paper_9b_ms": _as_lists(points)}, rows
+    return rows
 
 
 def _as_lists(points: dict[tuple[str, int, int], float]) -> dict[str, list[float]]:
@@ -95,7 +109,7 @@ def _as_lists(points: dict[tuple[str, int, int], float]) -> dict[str, list[float
     return found
 
 
-def _ratios(times: dict[str, list[float | None]]) -> list[float]:
+def _ratios(times: BatchTimes) -> list[float]:
     """The time of FasterTransformer's batches over that of ORCA's."""
     ratios = []
     for num_prompt in PROMPTS:
@@ -104,7 +118,7 @@ def _ratios(times: dict[str, list[float | None]]) -> list[float]:
     return ratios
 
 
-def _slightly_worse(panel: str, times: dict[str, list[float | None]]) -> Row:
+def _slightly_worse(panel: str, times: BatchTimes) -> Row:
     longer = [1 / ratio - 1 for ratio in _ratios(times)]
     text = f"{panel}, {PANELS[panel]}: ORCA's batches take at most this much longer, and never less"
     holds = min(longer) >= -1e-3 and 0 < max(longer) <= WORSE

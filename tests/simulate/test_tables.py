@@ -9,7 +9,7 @@ import pytest
 from orca_jax.model.describe import read_model_config
 from orca_jax.sim.cost import WorkCounts, work_of
 from orca_jax.tools.plan.kernels import Kernels, Plane, nearest_heads
-from orca_jax.tools.plan.measured import Grid, read_rows
+from orca_jax.tools.plan.measured import Grid, read_rows, stepped
 from orca_jax.tools.plan.tables import PLAIN, TablesCost, read_tables
 from orca_jax.tools.simulate.__main__ import main
 from orca_jax.values.errors import ConfigError
@@ -83,6 +83,18 @@ def test_attention_by_request(tmp_path: Path) -> None:
     assert cost.host == 0.5
 
 
+def test_products_in_whole_tiles(tmp_path: Path) -> None:
+    """Tokens count up to the next point, or to the next multiple of the tile."""
+    assert stepped({1: 1.0, 4: 4.0, 12: 12.0}, 8) == {1: 1, 2: 4, 4: 4, 5: 8, 8: 8, 9: 12, 12: 12}
+    cost = read_tables(written(tmp_path) + ",tile=128")
+    seconds = cost.products[0].seconds
+    assert (
+        seconds.at(129)
+        == seconds.at(256)
+        == read_tables(written(tmp_path)).products[0].seconds.at(256)
+    )
+
+
 def test_a_later_chunk_is_the_rest_of_its_prompt(tmp_path: Path) -> None:
     cost = read_tables(written(tmp_path))
     work = work_of([(32, 32, False)])._replace(members=1)
@@ -151,6 +163,7 @@ def test_lookups_beyond_the_points(tmp_path: Path) -> None:
         (",tensor=4", "no heads like 10 with 10"),
         (",tensor=3", "whole heads"),
         (",tensor=0", "numbers above 0"),
+        (",tile=0", "numbers above 0"),
         (",host=nan", "host must be at least 0"),
         (",kind=int4", "kind must be one of"),
         (",kind=fp8", "a100_sxm_gemm_vllm_fp8.csv cannot be read"),

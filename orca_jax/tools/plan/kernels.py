@@ -17,6 +17,7 @@ from orca_jax.tools.plan.measured import (
     neighbours,
     power_between,
     read_rows,
+    stepped,
     table_file,
 )
 from orca_jax.values.errors import ConfigError
@@ -136,12 +137,12 @@ class Kernels:
             devices, size = row.key
             self._sums.setdefault(row.name, {}).setdefault(devices, {})[size] = row.seconds
 
-    def product(self, outputs: float, inputs: float) -> Curve:
-        """Seconds by tokens of a product with a matrix of a device, [inputs, outputs]."""
+    def product(self, outputs: float, inputs: float, tile: int = 1) -> Curve:
+        """Seconds by tokens of a product with a matrix of a device, [inputs, outputs], in whole tiles of tokens."""
         sizes = (outputs, inputs)
         is_outside = not all([grid.holds(sizes) for grid in self._products.values()])
         points = {tokens: grid.grown(sizes) for tokens, grid in self._products.items()}
-        return Curve(points, is_outside=is_outside)
+        return Curve(points if tile == 1 else stepped(points, tile), is_outside=is_outside)
 
     def all_reduce(self, devices: int, sums: str = "own") -> Curve:
         """Seconds by bytes of a sum over devices.

@@ -6,7 +6,7 @@ import math
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,6 +156,17 @@ class Curve:
             return seconds[-1] * number / numbers[-1]
         (low, share), (high, other) = neighbours(numbers, number)
         return share * seconds[low] + other * seconds[high]
+
+
+def stepped(points: Mapping[int, float], tile: int) -> dict[int, float]:
+    """The seconds of a curve in steps up to the next point, or to the next multiple of `tile`."""
+    curve = Curve(points)
+    ends = sorted({*points, *range(tile, max(points), tile)})
+    found = {}
+    for low, high in pairwise([0, *ends]):
+        found[low + 1] = curve.at(high)
+        found[high] = curve.at(high)
+    return found
 
 
 def power_between(number: float, low: tuple[int, float], high: tuple[int, float]) -> float:

@@ -35,7 +35,7 @@ PLAIN = 5
 """Kernels of a layer that no table has: two norms, two sums or two writes of positions and cache, and an activation."""
 _USAGE = (
     "tables:DIR,card=C,source=S,model=M, with kind=, tensor=, attention=fused or request, sums=own or nccl, host=, "
-    "bandwidth=, link= and hop= as needed"
+    "bandwidth=, tile=, link= and hop= as needed"
 )
 
 
@@ -53,6 +53,7 @@ class TableSettings:
         sums: "own" for those of the source, or "nccl".
         host: seconds of the host for each iteration.
         bandwidth: bytes per second of the card's memory; 0: the card that was measured.
+        tile: tokens that products take together, as their kernels have whole tiles; 1: linear between points.
         link: bytes per second to the next stage.
         hop: seconds to the next stage beside the bytes.
     """
@@ -66,6 +67,7 @@ class TableSettings:
     sums: str = "own"
     host: float = 0.0
     bandwidth: float = 0.0
+    tile: int = 1
     link: float = 25e9
     hop: float = 0.0
 
@@ -236,14 +238,14 @@ def tables_cost(kernels: Kernels, settings: TableSettings, model: ModelConfig) -
     if model.experts is None:
         hidden = model.mlp_dim / tensor
         shapes += [((1 + model.gated_mlp) * hidden, width), (width, hidden)]
-    products = [MeasuredProduct(kernels.product(*shape), *shape) for shape in shapes]
-    vocabulary = model.vocab_size / tensor
+    shapes.append((model.vocab_size / tensor, width))
+    products = [MeasuredProduct(kernels.product(*shape, settings.tile), *shape) for shape in shapes]
     return TablesCost(
         settings,
         model,
         ACCELERATORS[CARDS[settings.card]],
-        products,
-        MeasuredProduct(kernels.product(vocabulary, width), vocabulary, width),
+        products[:-1],
+        products[-1],
         kernels.attention("context", heads, kv_heads),
         kernels.attention("generation", heads, kv_heads),
         None if tensor == 1 else kernels.all_reduce(tensor, settings.sums),
@@ -267,6 +269,7 @@ def parse_settings(text: str, given: TableSettings) -> tuple[str, TableSettings]
                 f"{name} must be one of {', '.join(known)}, got {short(getattr(settings, name))}"
             )
             raise ConfigError(message, param="cost")
-    if not (settings.source and settings.model and settings.tensor and settings.link):
+    sizes = (settings.tensor, settings.tile, settings.link)
+    if not (settings.source and settings.model and all(sizes)):
         raise ConfigError(f"cost must be {_USAGE}, with numbers above 0", param="cost")
     return folder, settings
