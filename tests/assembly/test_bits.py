@@ -1,6 +1,7 @@
 """The log probabilities of a request follow from its own tokens: not from its batch, its chunks or the scheduler."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from orca_jax.engine import Engine
 from orca_jax.helpers.bundled import model_directory
 from orca_jax.values.request import SamplingParams
+from tests.covering import chosen
 from tests.kernels.native.machine import needs_library
 from tests.model import eight_heads
 from tests.test_same_tokens import Job, make_engine
@@ -207,9 +209,11 @@ def test_bits_of_matrices_of_any_width(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("optimised")
-@pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("model", ["demo", *MODELS], indirect=True)
+@pytest.mark.parametrize(
+    ("model", "types"), chosen(product(["demo", *MODELS], TYPES), size=1), indirect=["model"]
+)
 def test_bits_of_many_requests(model: str, types: str, program_cache: str) -> None:
     jobs = make_jobs(64, 64)
     expected = alone(model, program_cache, jobs, TYPES[types])
