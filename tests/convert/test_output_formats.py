@@ -193,8 +193,12 @@ def test_names_and_values_of_all_types(tmp_path: Path, kind: str) -> None:
     check_export(tmp_path, kind)
 
 
-OTHER_NAMES = {"mistral4"}
-"""Types whose published files have other names than `save_pretrained`."""
+OTHER_NAMES = {"mistral4", "qwen3_5_moe_text", "qwen3_5_text"}
+"""Types whose published files have other names than `save_pretrained`; transformers reads both."""
+COMPUTED = ("_decay", "slope_rate")
+"""Ends of names of tensors that follow from the configuration."""
+UNUSED = {"biogpt.embed_positions.weight": 2, "model.decoder.embed_positions.weight": 2}
+"""First rows of tensors that no token has, which are not kept."""
 
 
 def check_export(folder: Path, kind: str) -> None:
@@ -215,9 +219,12 @@ def check_export(folder: Path, kind: str) -> None:
         (renamed / "config.json").write_text(json.dumps(record.config), encoding="utf-8")
         tensors = {each.key: each.read() for each in exported(loaded(renamed))}
     assert written.keys() <= tensors.keys()
-    assert not [key for key in tensors.keys() - written.keys() if not key.endswith("_decay")]
+    assert not [key for key in tensors.keys() - written.keys() if not key.endswith(COMPUTED)]
     for key, values in written.items():
+        ours, theirs = (
+            np.atleast_1d(each)[UNUSED.get(key, 0) :] for each in (values, tensors[key])
+        )
         if kind == "falcon_h1":
-            np.testing.assert_allclose(values, tensors[key], rtol=1e-6, err_msg=key)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=key)
         else:
-            np.testing.assert_array_equal(values, tensors[key], err_msg=key)
+            np.testing.assert_array_equal(ours, theirs, err_msg=key)

@@ -1,9 +1,10 @@
 """Models with states: log probabilities and greedy ids are those of transformers, in chunks and side by side."""
 
+import gc
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.model.reference import mesh_of
 from tests.model.states.hybrids import FIRST, NAMES, PROMPTS, RECORD, write
 from tests.model.states.server import Server, run_one
 from tests.project.source import ROOT
+from tests.run.maps import MOST, num_maps
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -75,6 +77,15 @@ def record(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
         return [
             (stored[f"{name}/ids_{i}"], stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))
         ]
+
+
+@pytest.fixture(autouse=True)
+def few_programs_at_once() -> Iterator[None]:
+    """Drop JAX's programs between tests before they take too many maps: no engine of this module lives longer."""
+    yield
+    if num_maps() > MOST:
+        jax.clear_caches()
+        gc.collect()
 
 
 @cache
