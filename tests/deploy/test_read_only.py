@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -45,21 +46,24 @@ def answer(port: int) -> str:
 @pytest.mark.slow
 @needs_namespaces
 @pytest.mark.timeout(2 * SECONDS)
-def test_a_server_on_a_read_only_root() -> None:
+def test_a_server_on_a_read_only_root(tmp_path: Path) -> None:
+    """It logs each refusal while it loads to a file: a full pipe would stop it."""
     port = free_port()
-    command = f"{sys.executable} -m orca_jax.serve --model demo --port {port} --max-num-seqs 1 --max-model-len 64"
+    log = tmp_path / "log"
+    sizes = "--max-num-seqs 1 --max-model-len 64 --max-num-batched-tokens 16"
+    command = f"{sys.executable} -m orca_jax.serve --model demo --port {port} {sizes}"
     variables = os.environ | {"PYTHONPATH": str(COMPILERS), "HOME": "/nonexistent"}
     variables.pop("JAX_PLATFORMS", None)
-    server = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", READ_ONLY + command],
-        env=variables,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with log.open("wb") as stderr:
+        server = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", READ_ONLY + command],
+            env=variables,
+            stderr=stderr,
+            start_new_session=True,
+        )
     try:
         assert answer(port)
     finally:
         server.terminate()
-        _, said = server.communicate(timeout=60)
-    assert "testing the attention kernels" in said
+        server.wait(60)
+    assert "testing the attention kernels" in log.read_text(encoding="utf-8")
