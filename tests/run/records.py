@@ -8,8 +8,8 @@ those count that were written after the run began. Without a clone its age is un
 
 A file whose tests are all skipped, since the machine lacks a tool, has a record with the reason.
 
-A slow test with a limit of its own above `LIMIT` seconds has the mark `record`: `-m "slow and not record"` leaves it
-out, and `-m record` selects it. records.toml has a row for each such file.
+A slow test with a limit of its own above `LIMIT` seconds has the mark `record`, and so have cases that are many:
+`-m "slow and not record"` leaves it out, and `-m record` selects it. records.toml has a row for each such file.
 """
 
 import json
@@ -83,7 +83,12 @@ class Record:
 
 
 def is_record(item: pytest.Item) -> bool:
-    """True for a slow test with a limit above `LIMIT`, which is not for a device or an absent compiler."""
+    """True for a slow test with a limit above `LIMIT`, which is not for a device or an absent compiler.
+
+    Marked cases are records, too.
+    """
+    if item.get_closest_marker("record") is not None:
+        return True
     others = ("gpu", "tpu", "aot", "browser", "ray")
     if item.get_closest_marker("slow") is None or any(map(item.get_closest_marker, others)):
         return False

@@ -12,18 +12,20 @@ from tests.run.records import LIMIT, MOST_COMMITS, Record, git, records, run, wr
 ROWS = records()
 
 
-def files_with_long_limits() -> set[str]:
-    """The files of tests with a limit above `LIMIT`, but those for devices and compilers that may be absent."""
+def files_of_records() -> set[str]:
+    """The files with marked tests or a limit above `LIMIT`, but those for devices and compilers that may be absent."""
     found = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        limits = re.findall(r"mark\.timeout\((\d+)\)", path.read_text(encoding="utf-8"))
-        if any(int(limit) > LIMIT for limit in limits) and path.parent.name != "aot":
+        text = path.read_text(encoding="utf-8")
+        limits = re.findall(r"mark\.timeout\((\d+)\)", text)
+        is_long = any(int(limit) > LIMIT for limit in limits) or re.search(r"mark\.record\b", text)
+        if is_long and path.parent.name != "aot":
             found.add(path.relative_to(ROOT).as_posix())
     return found
 
 
 def test_each_long_test_has_a_row() -> None:
-    assert {row.path for row in ROWS} == files_with_long_limits()
+    assert {row.path for row in ROWS} == files_of_records()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orca_jax.values.request import SamplingParams
+from tests.covering import chosen
 from tests.model.recorded.record import NEW, PROMPT, load, names
 from tests.test_same_tokens import make_engine
 
@@ -31,9 +32,9 @@ OF_PARTS = (
 WITHOUT_STAGES = ("gemma4_text",)  # layers share keys
 MESHES = {**dict.fromkeys(OF_PARTS, ((2, 1), (1, 2))), **dict.fromkeys(WITHOUT_STAGES, ((2, 1),))}
 NUM_PAGES = {"afmoe": 32, "flint": 50}  # more layers keep pages
-CASES = [(name, 1, 1) for name in names()] + [
-    (name, *sizes) for name, meshes in MESHES.items() for sizes in meshes
-]
+OF_MESHES = [(name, *sizes) for name, meshes in MESHES.items() for sizes in meshes]
+CASES = [pytest.param(name, 1, 1, marks=pytest.mark.record) for name in names()]
+CASES += [pytest.param(*case) for case in chosen(OF_MESHES, lambda case: (case[0], case[1:]), 1)]
 
 
 @pytest.mark.parametrize(("family", "tensor_parallel", "stages"), CASES)

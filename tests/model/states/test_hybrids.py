@@ -53,10 +53,10 @@ SLOW_PARTS = (
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 # the layers of qwen3_5 are nearly those of qwen3_next, and most files of Falcon-H1 have no norm
 DEFAULT = {*QUICK, "falcon_h1-1"} - {"qwen3_5_text-1"}
-ALL, SOME = (
-    [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in names]
-    for names in (NAMES, FIRST)
-)
+SLOW = {name: () if name in DEFAULT else (pytest.mark.slow,) for name in FIRST}
+SOME = [pytest.param(name, marks=SLOW[name]) for name in FIRST]
+MANY = (pytest.mark.slow, pytest.mark.record)  # the other numbers of each family
+ALL = [pytest.param(name, marks=SLOW.get(name, MANY)) for name in NAMES]
 
 # Tokens of each request in each launch, until all prompts and their answers are done.
 LAUNCHES = (
@@ -167,9 +167,16 @@ def test_log_probabilities_equal_transformers(name: str, base: Path) -> None:
 
 @pytest.mark.slow
 # with a pattern that repeats
-@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0", "youtu-0"])
 @pytest.mark.parametrize(
-    ("form", "devices"), [("stacked", 1), ("switched", 1), ("stacked", 2), ("switched", 2)]
+    ("name", "form", "devices"),
+    [
+        ("lfm3-0", "stacked", 1),
+        ("lfm3-0", "switched", 2),
+        ("lfm3-2", "switched", 1),
+        ("minimax-0", "stacked", 2),
+        ("minimax-0", "switched", 1),
+        ("youtu-0", "switched", 2),
+    ],
 )
 def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path) -> None:
     decoder = arranged(name, base, form, devices)
@@ -195,10 +202,9 @@ def test_periods(mixers: str, period: int, repeats: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["reference", "xla"])
 @pytest.mark.parametrize("name", QUICK)
-def test_attention_backends(name: str, backend: str, base: Path) -> None:
-    check(name, Server([arranged(name, base)], mesh_of(1), backend))
+def test_reference_attention(name: str, base: Path) -> None:
+    check(name, Server([arranged(name, base)], mesh_of(1), "reference"))
 
 
 @pytest.mark.slow
