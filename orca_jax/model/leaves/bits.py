@@ -10,6 +10,7 @@ from orca_jax.model.leaves.base import OfMatrix, ShardPart
 from orca_jax.model.matrices.grouped import GroupedNumbers
 from orca_jax.model.matrices.stored import StoredBits, StoredMatrices
 from orca_jax.model.parameters import Wanted, flat_parameters
+from orca_jax.values.errors import CheckpointError
 
 _FORM = ".forms."  # before the number of a form of a mixed matrix
 _ORDER = "order"
@@ -94,6 +95,9 @@ def bits_sources(source: str, stored: StoredMatrices, wanted: Wanted) -> dict[st
         source: the files, for errors.
         stored: their matrices, in open files.
         wanted: the parameters of a stage, in the form of `keep_bits`.
+
+    Raises:
+        CheckpointError: a matrix is no longer in few bits.
     """
     shapes = {path: leaf.shape for path, leaf in flat_parameters(wanted.shapes).items()}
     found: dict[str, BitsSource] = {}
@@ -110,7 +114,9 @@ def bits_sources(source: str, stored: StoredMatrices, wanted: Wanted) -> dict[st
         else:
             continue
         matrices = list(_matrices(stored, name, wanted.layers))
-        assert matrices, f"{source} has changed"
+        if not matrices:
+            problem = f"{name}: the files have changed since their bits were counted: start again"
+            raise CheckpointError(source, [problem])
         leaves = tuple(BitsLeaf(matrix, size) for matrix in matrices)
         for part in names:
             if f"{name}.{part}" in shapes:
@@ -125,5 +131,6 @@ def _matrices(stored: StoredMatrices, name: str, layers: range) -> Iterator[Stor
     if not number:
         yield from found
         return
-    form = list(dict.fromkeys([matrix.form for matrix in found]))[int(number)]
-    yield from [matrix for matrix in found if matrix.form == form]
+    forms = list(dict.fromkeys([matrix.form for matrix in found]))
+    own = forms[int(number) : int(number) + 1]
+    yield from [matrix for matrix in found if matrix.form in own]

@@ -1,5 +1,6 @@
 """Models in published forms have the weights and the logits of the same models with plain weights."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.tools.plan.memory import stage_weights
+from orca_jax.values.errors import CheckpointError
 from tests.covering import covering
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.published.directories import FORMS, write
@@ -134,6 +136,21 @@ def test_a_layer_that_is_plain_keeps_the_bits_of_the_others(tmp_path: Path) -> N
     ours = logits(kept_decoder(published, 1, library_of()), IDS)
     theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), IDS)
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
+
+
+def test_files_that_become_plain_while_they_are_read_are_refused(tmp_path: Path) -> None:
+    published, plain = write(tmp_path, "llama", "awq")
+    loading = prepare_load(published, dtype="float32")
+    assert loading.keep_bits is not None
+    arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:1], None)
+
+    def replaced(decoder: Decoder) -> None:
+        arranged(decoder)
+        shutil.copy(plain / "model.safetensors", published)
+
+    with pytest.raises(CheckpointError, match="the files have changed") as caught:
+        loading.load(mesh_of(1), arrange=replaced)
+    assert caught.value.source == str(published)
 
 
 @pytest.mark.parametrize("form", FORMS)
