@@ -1,6 +1,7 @@
 """The Triton kernels in Pallas' interpreter, without a GPU, and the default kernels of each GPU."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import assembler
 from orca_jax.kernels.ragged_attention.triton import PARTS, refusal
 from orca_jax.kernels.ragged_attention.triton import attend as ragged_attention_triton
+from tests.covering import chosen
 from tests.kernels.ragged_attention.oracle import reference
 
 MIXED = Case(
@@ -89,8 +91,9 @@ def test_every_case(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("head_dim", PARTS)
+@pytest.mark.parametrize(
+    ("head_dim", "page_size"), chosen(product(PARTS, (16, 32, 64, 128, 256)), size=1)
+)
 def test_every_page_size_and_head_dim(head_dim: int, page_size: int) -> None:
     case = Case(
         "",
