@@ -15,7 +15,7 @@ from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.values.config import ORDERINGS, SCHEDULERS, EngineConfig
 from orca_jax.values.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
-from tests.covering import covering
+from tests.covering import chosen, covering
 from tests.model import eight_heads
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
@@ -120,12 +120,12 @@ def slow(*values: object) -> Any:
 GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(
-    ("name", "devices"),
+    ("name", "devices", "scheduler"),
     [
-        (GPT2, 1),
-        *(slow(*case) for case in ((GPT2, 2), (GPT2, 4), (LLAMA, 1), (LLAMA, 2), (LLAMA, 4))),
+        *((GPT2, 1, scheduler) for scheduler in SCHEDULERS),
+        *(slow(*case) for case in chosen(product((GPT2, LLAMA), (2, 4), SCHEDULERS))),
+        slow(LLAMA, 1, "chunked"),
     ],
 )
 def test_greedy_tokens_equal_generate(
@@ -178,8 +178,10 @@ def of_eight_heads(
 
 @few
 @quick
-@pytest.mark.parametrize("scheduler", [slow("orca"), slow("request_level"), "chunked"])
-@pytest.mark.parametrize("devices", [slow(1), slow(2), slow(4), 8])
+@pytest.mark.parametrize(
+    ("devices", "scheduler"),
+    [(8, "chunked"), slow(1, "orca"), slow(2, "request_level"), slow(4, "chunked")],
+)
 def test_eight_devices_and_copies_of_heads(
     of_eight_heads: tuple[Path, list[Job], list[list[int]]],
     devices: int,
