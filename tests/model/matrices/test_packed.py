@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -168,12 +169,19 @@ def test_padding_changes_no_bit_of_a_token(
 
     @jax.jit
     def hidden(decoder: Decoder, ids: jax.Array, count: jax.Array | None = None) -> jax.Array:
-        # The weights of later tokens are zero, but those of padding may be NaN, which an engine does not read.
         dense = dense_attention(model())
-        attend = AttentionOnly(
-            lambda layer, q, k, v, *rest: dense(layer, q, k, jnp.nan_to_num(v), *rest)
-        )
-        return decoder.run_layers(ids, jnp.arange(len(ids)), attend, 0, kept, num_tokens=count)[0]
+
+        def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any) -> Any:
+            # The weights of later tokens are zero, but those of padding may be NaN, which an engine does not read.
+            # Sums over other numbers of keys have other bits, so there are always 12.
+            wide = [
+                jnp.pad(x, ((0, 12 - len(x)), (0, 0), (0, 0))) for x in (q, k, jnp.nan_to_num(v))
+            ]
+            out, cache = dense(layer, *wide, *rest)
+            return out[: len(q)], cache
+
+        at = jnp.arange(len(ids))
+        return decoder.run_layers(ids, at, AttentionOnly(attend), 0, kept, num_tokens=count)[0]
 
     ids = jnp.asarray(IDS[:5])
     wanted = np.asarray(hidden(decoder, ids))[:num_kept]
