@@ -58,12 +58,17 @@ def difference(model: Recorded, decoder: Decoder) -> float:
     return float(np.abs(logprobs(decoder, model.ids)[list(PLACES)] - model.logprobs).max())
 
 
+def marks_of(family: str, number: int) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks of a configuration: from the fourth one of a family on they are records."""
+    if number > 2:
+        return pytest.mark.slow, pytest.mark.record
+    return (pytest.mark.slow,) if number or family in COMPILED | ALIKE else ()
+
+
 @pytest.mark.parametrize(
     ("family", "number"),
     [
-        pytest.param(
-            family, number, marks=pytest.mark.slow if number or family in COMPILED | ALIKE else ()
-        )
+        pytest.param(family, number, marks=marks_of(family, number))
         for family in names()
         for number in range(len(recorded(family)))
     ],

@@ -54,7 +54,9 @@ WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 # the layers of qwen3_5 are nearly those of qwen3_next, and most files of Falcon-H1 have no norm
 DEFAULT = {*QUICK, "falcon_h1-1"} - {"qwen3_5_text-1"}
 SLOW = {name: () if name in DEFAULT else (pytest.mark.slow,) for name in FIRST}
-SOME = [pytest.param(name, marks=SLOW[name]) for name in FIRST]
+SOME = [
+    pytest.param(name, marks=SLOW[name]) for name in FIRST if name in DEFAULT or name.endswith("-0")
+]
 MANY = (pytest.mark.slow, pytest.mark.record)  # the other numbers of each family
 ALL = [pytest.param(name, marks=SLOW.get(name, MANY)) for name in NAMES]
 
