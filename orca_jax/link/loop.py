@@ -337,6 +337,7 @@ class EngineLoop:
             self._reject(submit.request_id, result)
         else:
             self._add(submit, result)
+        self._send_counts_at_rest()
 
     def _abort(self, message: Abort) -> None:
         if self._updates.is_due and self._updates.holds(message):
@@ -346,6 +347,12 @@ class EngineLoop:
             self._engine.abort(message.request_id)
         else:
             self._grammars.cancel(compiling)
+            self._send_counts_at_rest()
+
+    def _send_counts_at_rest(self) -> None:
+        """Send the counts without a request whose grammar was compiled, if no step will send them."""
+        if not self._engine.has_work:
+            self._send_updates([])
 
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:

@@ -13,6 +13,7 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.prepare import GRAMMARS, MAX_GIVEN_UP, NUM_THREADS, Preparation
 from orca_jax.link.wire import (
+    Abort,
     EngineAnswer,
     EngineCall,
     LoadAdapter,
@@ -201,3 +202,35 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
         2,
         2,
     )
+
+
+def test_a_grammar_that_is_dropped_or_refused_waits_no_more(released: threading.Event) -> None:
+    """An idle engine runs no iteration that would tell the front end."""
+    config = EngineConfig(model="preset:toy", max_num_seqs=2)
+    inbox: Inbox = queue.SimpleQueue()
+    waiting = []
+
+    def compile_grammar(structured: StructuredOutput) -> Constraint:
+        if structured.value == "slow":
+            released.wait()
+        raise RequestError("no grammar", "structured_outputs")
+
+    def send(message: Message) -> None:
+        if isinstance(message, Updates):
+            waiting.append(message.waiting)
+            inbox.put(following.pop(0) if following else None)
+
+    def submit(name: str, value: str | None) -> Submit:
+        structured = None if value is None else StructuredOutput("regex", value)
+        return Submit(name, [1], SamplingParams(1, ignore_eos=True, structured=structured))
+
+    following: list[Any] = [Abort("slow"), submit("wrong", "wrong")]
+    inbox.put(submit("slow", "slow"))
+    inbox.put(submit("plain", None))
+    give_up = threading.Timer(60, inbox.put, [None])
+    give_up.start()
+    with build_engine(config) as built:
+        loop = EngineLoop(built.engine, inbox, send, EngineStatus(), compile_grammar)
+        loop.run_engine()
+    give_up.cancel()
+    assert waiting == [1, 0, 0]
