@@ -59,8 +59,8 @@ def difference(model: Recorded, decoder: Decoder) -> float:
 
 
 def marks_of(family: str, number: int) -> tuple[pytest.MarkDecorator, ...]:
-    """The marks of a configuration: from the fourth one of a family on they are records."""
-    if number > 2:
+    """The marks of a configuration: from the third one of a family on they are records."""
+    if number > 1:
         return pytest.mark.slow, pytest.mark.record
     return (pytest.mark.slow,) if number or family in COMPILED | ALIKE else ()
 
