@@ -61,7 +61,10 @@ async def statuses(server: Server, until: int) -> tuple[Counter[int], list[tuple
 
 @pytest.mark.parametrize("overload", [503, 429])
 def test_the_cap_is_exact(overload: int) -> None:
-    """Rows and queue are full of calls of all APIs; all other calls get a refusal with `retry-after` at once."""
+    """Rows and queue are full of calls of all APIs; all other calls get a refusal with `retry-after` at once.
+
+    Calls that find too many conversations to be rendered before them get 503.
+    """
     flags = (
         "--max-num-seqs",
         str(ROWS),
@@ -73,7 +76,8 @@ def test_the_cap_is_exact(overload: int) -> None:
     with running(*flags, "--max-model-len", "16384") as server:
         for _ in range(2):  # the second wave finds rows and queue free again
             answered, refusals = asyncio.run(statuses(server, CALLERS - ROWS - QUEUE))
-            assert answered[overload] == CALLERS - ROWS - QUEUE and set(answered) <= {200, overload}
+            assert set(answered) <= {200, overload, 503}
+            assert answered[overload] > 0 and len(refusals) == CALLERS - ROWS - QUEUE
             for path, refusal in refusals:
                 head, _, body = refusal.partition(b"\r\n\r\n")
                 named = b'"request_id"' if path == "/v1/messages" else b'"code"'
