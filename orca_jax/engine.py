@@ -370,7 +370,7 @@ class Engine:
         start = time.perf_counter()
         self.pool.record(oldest.plan, result)
         if self.outer is not None:
-            self.outer.save()
+            self.outer.save_between(self.pool.running.values())
         self._iterations += 1
         self._update_seconds += time.perf_counter() - start
 

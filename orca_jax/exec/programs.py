@@ -227,8 +227,8 @@ class Programs:
         """The programs on disk, with their measured times."""
         config = self._config
         options = self._options
-        # Neither the directory nor the reaction to late compiles changes a program.
-        shapes = replace(config, compile_cache=None, strict_compile=False)
+        # None of these changes a program, and those that move blocks have names of their own.
+        shapes = replace(config, compile_cache=None, strict_compile=False, moves_blocks=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
         facts = (
             self._model,

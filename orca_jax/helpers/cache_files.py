@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 import tempfile
+from collections.abc import Buffer
 from pathlib import Path
 
 from orca_jax.values.checks import distrust
@@ -79,20 +80,24 @@ def read_file(path: Path) -> bytes:
     return content
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that `read_file` accepts, and replace an earlier one by it at once. Raises OSError."""
+def write_file(path: Path, *content: Buffer) -> None:
+    """Write pieces as a file that `read_file` accepts, and replace an earlier one by it at once. Raises OSError."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".part-") as folder:
         beside = Path(folder) / path.name
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(content)
-            file.write(_end(path, content))
+            for piece in content:
+                file.write(piece)
+            file.write(_end(path, *content))
             file.flush()
             # else a crash of the machine may leave the name without the content
             os.fsync(file.fileno())
         beside.replace(path)
 
 
-def _end(path: Path, content: bytes) -> bytes:
+def _end(path: Path, *content: Buffer) -> bytes:
     digest = hashlib.sha256(f"{path.name}\0".encode())
-    digest.update(content)
-    return digest.digest() + len(content).to_bytes(_LENGTH)
+    size = 0
+    for piece in content:
+        digest.update(piece)
+        size += memoryview(piece).nbytes
+    return digest.digest() + size.to_bytes(_LENGTH)

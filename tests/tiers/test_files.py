@@ -30,7 +30,7 @@ def name_of(number: int, group: int = 0) -> PageName:
 
 
 def page_of(number: int, group: int = 0, payload: bytes = PAYLOAD) -> StoredPage:
-    return StoredPage(name_of(number, group), number, payload)
+    return StoredPage(name_of(number, group), number, (payload[:100], payload[100:]))
 
 
 def tier_in(folder: Path, pages: int = 100, identity: bytes = IDENTITY) -> FileTier:
@@ -162,7 +162,7 @@ def test_links_and_strange_names_are_no_pages(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_error_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = tier_in(tmp_path)
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, *content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:

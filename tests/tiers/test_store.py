@@ -37,7 +37,7 @@ def store_of(*tiers: MemoryTier) -> PageStore[str]:
 
 
 def saved(store: PageStore[str], payloads: Iterable[bytes | None]) -> None:
-    each = list(payloads)
+    each = [None if payload is None else (payload,) for payload in payloads]
     store.save([(name, 0) for name in NAMES[: len(each)]], lambda: each)
     store.close()
 
@@ -71,11 +71,11 @@ def test_a_failure_of_the_devices_ends_no_thread(caplog: pytest.LogCaptureFixtur
     memory = MemoryTier(100)
     store = store_of(memory)
 
-    def lost() -> Iterable[bytes]:
+    def lost() -> Iterable[tuple[bytes]]:
         raise RuntimeError("the device is lost")
 
     store.save([(NAMES[0], 0)], lost)
-    store.save([(NAMES[1], 0)], lambda: [b"one"])
+    store.save([(NAMES[1], 0)], lambda: [(b"one",)])
     store.close()
     assert NAMES[1] in memory and NAMES[0] not in memory
     assert "were not saved" in caplog.text
@@ -87,9 +87,9 @@ def test_what_waits_for_being_saved_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     store = store_of(MemoryTier(100))
     assert store.room == 3
 
-    def late() -> Iterable[bytes]:
+    def late() -> Iterable[tuple[bytes]]:
         gate.wait(60)
-        return [b"one", b"two"]
+        return [(b"one",), (b"two",)]
 
     store.save([(NAMES[0], 0), (NAMES[1], 0)], late)
     assert store.room == 1
@@ -114,10 +114,10 @@ def test_the_expected_time_follows_what_was_measured(monkeypatch: pytest.MonkeyP
 def test_memory_is_bounded_and_keeps_what_was_used() -> None:
     memory = MemoryTier(9)
     for name in NAMES[:3]:
-        memory.write(StoredPage(name, 0, b"abc"))
+        memory.write(StoredPage(name, 0, (b"abc",)))
     memory.touch([NAMES[0]])
-    memory.write(StoredPage(NAMES[3], 0, b"abc"))
-    memory.write(StoredPage(NAMES[4], 0, bytes(10)))
+    memory.write(StoredPage(NAMES[3], 0, (b"abc",)))
+    memory.write(StoredPage(NAMES[4], 0, (bytes(10),)))
     assert [name in memory for name in NAMES[:5]] == [True, False, True, True, False]
     assert memory.num_bytes == 9
     with pytest.raises(ValueError, match="gone"):

@@ -1,10 +1,14 @@
 """Pages outside of the devices, and the protocol of the tiers that keep them."""
 
-from collections.abc import Iterable
+from collections.abc import Buffer, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 type PageName = tuple[int, bytes]
 """The group of layers, and the digest of the content of a page and of all content before it."""
+
+
+type Payload = Sequence[Buffer]
+"""The numbers of a block, in pieces."""
 
 
 class StoredPage(NamedTuple):
@@ -13,12 +17,17 @@ class StoredPage(NamedTuple):
     Attributes:
         name: its name in the prefix cache.
         depth: the number of pages before it.
-        payload: the numbers of all its layers.
+        payload: the numbers of all its layers, in pieces.
     """
 
     name: PageName
     depth: int
-    payload: bytes
+    payload: Payload
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the payload."""
+        return sum([memoryview(piece).nbytes for piece in self.payload])
 
 
 class Tier(Protocol):

@@ -4,7 +4,7 @@ The payload of a block has, for each pipeline stage and each array of its pages 
 in their order, with all heads. So it does not depend on the devices that share a layer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Buffer, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from orca_jax.exec.programs import BLOCKS_MOVED
 from orca_jax.exec.stage import Stage
 from orca_jax.exec.states import PoolArrays
+from orca_jax.exec.tiers.base import Payload
 from orca_jax.values.cache_spec import pages_in_one
 
 STATES = -1
@@ -76,7 +77,7 @@ class BlockMover:
         """Bytes of the largest payload."""
         return max(self.block_bytes(group) for group, _ in enumerate(self._parts))
 
-    def read(self, blocks: Sequence[BlockAt]) -> Callable[[], Iterable[bytes | None]]:
+    def read(self, blocks: Sequence[BlockAt]) -> Callable[[], Iterable[Payload | None]]:
         """Start to read blocks, after the launches submitted so far.
 
         Returns:
@@ -90,8 +91,8 @@ class BlockMover:
                 numbers = _filled([blocks[at].block for at in part])
                 runs.append((part, [_read(stage, kind, numbers) for stage in self._stages]))
 
-        def payloads() -> Iterable[bytes | None]:
-            found: dict[int, bytes | None] = {}
+        def payloads() -> Iterable[Payload | None]:
+            found: dict[int, Payload | None] = {}
             for places, of_stages in runs:
                 hosts = [jax.tree.leaves(jax.tree.map(np.asarray, each)) for each in of_stages]
                 for index, at in enumerate(places):
@@ -135,17 +136,17 @@ class BlockMover:
 
     def _payload(
         self, group: int, index: int, hosts: Sequence[Sequence[NDArray[np.generic]]]
-    ) -> bytes | None:
-        """The payload of one block of a run; None if a number is not finite."""
-        pieces: list[bytes] = []
+    ) -> Payload | None:
+        """The payload of one block of a run, without a copy; None if a number is not finite."""
+        pieces: list[Buffer] = []
         for parts, arrays in zip(self._parts[group], hosts, strict=True):
             for part, array in zip(parts, arrays, strict=True):
                 begin = index * part.shape[0]
-                pages = array[begin : begin + part.num_pages]
+                pages = np.ascontiguousarray(array[begin : begin + part.num_pages])
                 if not _is_finite(pages):
                     return None
-                pieces.append(pages.tobytes())
-        return b"".join(pieces)
+                pieces.append(pages.reshape(-1).view(np.uint8).data)
+        return pieces
 
 
 def _parts_of(stages: Sequence[Stage], group: int) -> list[list[_PagePart]]:
@@ -202,19 +203,21 @@ def _filled(blocks: list[int]) -> NDArray[np.int32]:
     return np.array(blocks + blocks[-1:] * (BLOCKS_MOVED - len(blocks)), np.int32)
 
 
-_EXPONENTS: dict[int, NDArray[np.unsignedinteger[Any]]] = {
-    2: np.array(0x7F80, np.uint16),
-    1: np.array(0x7F, np.uint8),
-}
-"""The bits that are all set in numbers that are not finite: of bfloat16, and of e4m3 as bytes."""
-
-
 def _is_finite(pages: NDArray[np.generic]) -> bool:
     """True if no number is NaN or infinite. Integers always are finite."""
-    if pages.dtype == np.int8:
+    if pages.dtype == np.int8 or not pages.size:
         return True
     if pages.dtype in (np.float32, np.float16):
-        return bool(np.isfinite(pages).all())
-    mask = _EXPONENTS[pages.dtype.itemsize]
-    bits = pages.view(mask.dtype)
-    return not bool(((bits & mask) == mask).any())
+        # quicker than a look at each number; the sum of finite ones may overflow, and its page is then not kept
+        return bool(np.isfinite(np.add.reduce(pages, axis=None, dtype=np.float32)))
+    return int(_magnitudes(pages).max()) < _NOT_FINITE[pages.dtype.itemsize]
+
+
+_NOT_FINITE = {2: 0x7F80, 1: 0x7F}
+"""The bits of the smallest number that is not finite, without sign: of bfloat16, and of e4m3 as bytes."""
+
+
+def _magnitudes(pages: NDArray[np.generic]) -> NDArray[np.unsignedinteger[Any]]:
+    if pages.dtype.itemsize == 2:
+        return pages.view(np.uint16) & np.uint16(0x7FFF)
+    return pages.view(np.uint8) & np.uint8(0x7F)

@@ -107,7 +107,7 @@ class FileTier:
 
     def write(self, page: StoredPage) -> None:
         """Keep a page, unless a write has failed within the last minute. Raises OSError."""
-        size = _HEADER + len(page.payload) + _TRAILER
+        size = _HEADER + page.num_bytes + _TRAILER
         if page.name in self._entries or size > self._most_bytes:
             return
         if time.monotonic() < self._paused_until:
@@ -116,7 +116,7 @@ class FileTier:
         path = self._path(page.name, page.depth)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_file(path, self._header(page.name, page.depth) + page.payload)
+            write_file(path, self._header(page.name, page.depth), *page.payload)
         except OSError:
             self._paused_until = time.monotonic() + _PAUSE
             raise

@@ -25,14 +25,14 @@ class MemoryTier:
 
     def write(self, page: StoredPage) -> None:
         """Keep a page, if it is not larger than the tier."""
-        size = len(page.payload)
+        size = page.num_bytes
         if size > self._most_bytes:
             return
         with self._lock:
             self._forget(page.name)
             while self.num_bytes + size > self._most_bytes:
                 self._forget(next(iter(self._pages)))
-            self._pages[page.name] = page.payload
+            self._pages[page.name] = b"".join(page.payload)
             self.num_bytes += size
 
     def read(self, name: PageName) -> bytes:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Condition
 
-from orca_jax.exec.tiers.base import PageName, StoredPage, Tier
+from orca_jax.exec.tiers.base import PageName, Payload, StoredPage, Tier
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PageStore[P]:
     def save(
         self,
         pages: Sequence[tuple[PageName, int]],
-        payloads: Callable[[], Iterable[bytes | None]],
+        payloads: Callable[[], Iterable[Payload | None]],
     ) -> None:
         """Save pages in the background.
 
@@ -127,7 +127,7 @@ class PageStore[P]:
     def _save(
         self,
         pages: Sequence[tuple[PageName, int]],
-        payloads: Callable[[], Iterable[bytes | None]],
+        payloads: Callable[[], Iterable[Payload | None]],
     ) -> None:
         """Save pages; a failure costs the pages alone."""
         try:

@@ -5,7 +5,7 @@ that it lacks are read, if reading them should take less time than computing the
 cache like others, and the request finds them there.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, Protocol
@@ -16,6 +16,8 @@ from orca_jax.sched.prefixes.cache import Page
 from orca_jax.sched.request import Request, id_bytes
 from orca_jax.sched.states import Snapshot
 from orca_jax.values.cache_spec import NO_BLOCK
+
+MOST_WAITING = 256  # pages that are saved later
 
 
 class Arrivals(Protocol):
@@ -146,10 +148,15 @@ class OuterPages:
         if self.is_on and block != NO_BLOCK:
             self._new[self._group_of_states, digest] = depth, block
 
-    def save(self) -> None:
-        """Begin to save new pages, as many as there is room for. Those whose block was taken are lost."""
+    def save_between(self, requests: Iterable[Request]) -> None:
+        """Save new pages if no request computes its prompt, or if many wait: a prompt has the machine for itself."""
         if not self._new:
             return
+        if len(self._new) > MOST_WAITING or not any([each.num_left > 1 for each in requests]):
+            self.save()
+
+    def save(self) -> None:
+        """Begin to save new pages, as many as there is room for. Those whose block was taken are lost."""
         room = self._tier.room
         pages: list[tuple[BlockName, int, int]] = []
         for name in list(self._new):
