@@ -22,7 +22,7 @@ from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.host_memory import give_back
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
-from orca_jax.exec.programs import BLOCKS_MOVED, Programs, compile_stages
+from orca_jax.exec.programs import Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.programs import (
@@ -386,10 +386,9 @@ class JaxExecutor:
             for stage in self.stages:
                 stage.copy_blocks(copies)
         if config.moves_blocks:
-            blocks = np.zeros(BLOCKS_MOVED, np.int32)
             for stage in self.stages:
                 for pool in range(stage.shapes.num_pools):
-                    stage.write_blocks(pool, blocks, stage.read_blocks(pool, blocks))
+                    stage.write_block(pool, 0, stage.read_block(pool, 0))
         if config.lora is not None:
             self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
 

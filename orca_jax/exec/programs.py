@@ -48,8 +48,6 @@ ProgramName = tuple[str, int]
 """("layers", bucket), ("adapted", bucket), ("full", width),
 (a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", pool), ("read_blocks", pool) and
 ("write_blocks", pool). "adapted" are the layers for launches with adapters."""
-BLOCKS_MOVED = 4
-"""Blocks that a run of a program reads or writes for tiers of the cache."""
 
 
 class DeviceState(NamedTuple):
@@ -373,7 +371,7 @@ class Programs:
             return read_blocks(arrays, blocks, num_blocks)
 
         program = jax.jit(self._named(saved), out_shardings=self._sharding_of(arrays))
-        return program.lower(arrays, self._abstract((BLOCKS_MOVED,)))
+        return program.lower(arrays, self._abstract((1,)))
 
     def _lower_put(self, pool: int, arrays: PoolArrays) -> jax.stages.Lowered:
         num_blocks = self._blocks_of(pool)
@@ -384,19 +382,18 @@ class Programs:
         program = jax.jit(
             self._named(restored), donate_argnums=0, out_shardings=self._sharding_of(arrays)
         )
-        return program.lower(arrays, self._abstract((BLOCKS_MOVED,)), self.moved_shape(pool))
+        return program.lower(arrays, self._abstract((1,)), self.block_shape(pool))
 
-    def moved_shape(self, pool: int) -> PoolArrays:
-        """The shape of `BLOCKS_MOVED` blocks of a pool, as `read_blocks` returns them."""
+    def block_shape(self, pool: int) -> PoolArrays:
+        """The shape of one block of a pool, as `read_blocks` returns it."""
         num_blocks = self._blocks_of(pool)
 
         def part(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            number = BLOCKS_MOVED * (array.shape[0] // num_blocks)
-            shape = (number, *array.shape[1:])
+            shape = (array.shape[0] // num_blocks, *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding)
 
-        moved: PoolArrays = jax.tree.map(part, self._state().caches.pools[pool])
-        return moved
+        shapes: PoolArrays = jax.tree.map(part, self._state().caches.pools[pool])
+        return shapes
 
     @property
     def only_counts_tokens(self) -> bool:

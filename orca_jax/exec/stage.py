@@ -232,16 +232,18 @@ class Stage:
                 )
         self.state = self.state._replace(caches=caches._replace(pages=tuple(pages)))
 
-    def read_blocks(self, pool: int, blocks: Vector) -> PoolArrays:
-        """Start to read `BLOCKS_MOVED` blocks of a pool, after the launches submitted so far."""
+    def read_block(self, pool: int, block: int) -> PoolArrays:
+        """Start to read a block of a pool, after the launches submitted so far."""
         arrays = self.state.caches.pools[pool]
-        found: PoolArrays = self.programs["read_blocks", pool](arrays, blocks)
+        number = np.array([block], np.int32)
+        found: PoolArrays = self.programs["read_blocks", pool](arrays, number)
         return found
 
-    def write_blocks(self, pool: int, blocks: Vector, values: Any) -> None:
-        """Start to replace `BLOCKS_MOVED` blocks of a pool by values in the form of `read_blocks`."""
+    def write_block(self, pool: int, block: int, values: Any) -> None:
+        """Start to replace a block of a pool by values in the form of `read_block`."""
         caches = self.state.caches
-        arrays = self.programs["write_blocks", pool](caches.pools[pool], blocks, values)
+        number = np.array([block], np.int32)
+        arrays = self.programs["write_blocks", pool](caches.pools[pool], number, values)
         self.state = self.state._replace(caches=caches.with_pool(pool, arrays))
 
     def put_weight(self, index: int, value: jax.Array) -> None:

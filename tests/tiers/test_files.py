@@ -40,7 +40,8 @@ def tier_in(folder: Path, pages: int = 100, identity: bytes = IDENTITY) -> FileT
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.kv"))
+    """Whole files; those of a killed writer have a folder of their own."""
+    return sorted(path for path in folder.rglob("*.kv") if ".part-" not in path.parent.name)
 
 
 def age(folder: Path, minutes: int) -> None:

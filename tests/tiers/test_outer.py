@@ -10,7 +10,7 @@ from hypothesis.stateful import precondition, rule
 
 from orca_jax.sched import states
 from orca_jax.sched.blocks import BlockName
-from orca_jax.sched.prefixes.outer import OuterPages
+from orca_jax.sched.prefixes.outer import MOST_READINGS, OuterPages
 from orca_jax.sim.toy_memory import ToyMemory
 from orca_jax.values.request import SamplingParams
 from tests.sched.lab import Lab, Shape, groups_of
@@ -199,6 +199,24 @@ def test_requests_with_one_beginning_read_it_once() -> None:
         later.engine.add_request(f"r{number}", [*PROMPT, number], GREEDY)
     later.run()
     assert len(tier.readings) == 1 and later.engine.stats.cache_hits >= 40
+
+
+def test_few_beginnings_are_read_at_once() -> None:
+    tier = ToyTier()
+    prompts = [[number, *PROMPT] for number in range(7)]
+    tier.attach(lab := lab_of(None))
+    for prompt in prompts:
+        answer(lab, prompt)
+    tier.is_quick = False
+    tier.attach(later := lab_of(None))
+    for number, prompt in enumerate(prompts):
+        later.engine.add_request(f"r{number}", prompt, GREEDY)
+    later.engine.add_request("new", [50, 51, 52], GREEDY)
+    later.step()
+    assert len(tier.readings) == MOST_READINGS
+    later.run()
+    assert len(tier.readings) == len(prompts) and later.engine.stats.cache_hits == 7 * 20
+    assert later.tokens["r6"] == later.expected(prompts[6], GREEDY)
 
 
 def test_others_run_while_pages_are_read() -> None:

@@ -4,7 +4,7 @@ The payload of a block has, for each pipeline stage and each array of its pages 
 in their order, with all heads. So it does not depend on the devices that share a layer.
 """
 
-from collections.abc import Buffer, Callable, Iterable, Sequence
+from collections.abc import Buffer, Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from orca_jax.exec.programs import BLOCKS_MOVED
 from orca_jax.exec.stage import Stage
 from orca_jax.exec.states import PoolArrays
 from orca_jax.exec.tiers.base import Payload
@@ -77,29 +76,24 @@ class BlockMover:
         """Bytes of the largest payload."""
         return max(self.block_bytes(group) for group, _ in enumerate(self._parts))
 
-    def read(self, blocks: Sequence[BlockAt]) -> Callable[[], Iterable[Payload | None]]:
+    def read(self, blocks: Sequence[BlockAt]) -> Callable[[], Iterator[Payload | None]]:
         """Start to read blocks, after the launches submitted so far.
 
         Returns:
             A function that waits for the payloads, in any thread; None for a block with a number that is not finite.
         """
-        runs: list[tuple[list[int], list[list[PoolArrays]]]] = []
-        for kind in sorted({self._kinds[each.group] for each in blocks}):
-            places = [at for at, each in enumerate(blocks) if self._kinds[each.group] == kind]
-            for first in range(0, len(places), BLOCKS_MOVED):
-                part = places[first : first + BLOCKS_MOVED]
-                numbers = _filled([blocks[at].block for at in part])
-                runs.append((part, [_read(stage, kind, numbers) for stage in self._stages]))
+        started = [(group, self._start(group, block)) for group, block in blocks]
 
-        def payloads() -> Iterable[Payload | None]:
-            found: dict[int, Payload | None] = {}
-            for places, of_stages in runs:
-                hosts = [jax.tree.leaves(jax.tree.map(np.asarray, each)) for each in of_stages]
-                for index, at in enumerate(places):
-                    found[at] = self._payload(blocks[at].group, index, hosts)
-            return [found[at] for at in range(len(blocks))]
+        def payloads() -> Iterator[Payload | None]:
+            for group, of_stages in started:
+                yield self._payload(group, of_stages)
 
         return payloads
+
+    def _start(self, group: int, block: int) -> list[list[PoolArrays]]:
+        """Start to read a block of all stages."""
+        kind = self._kinds[group]
+        return [_read(stage, kind, block) for stage in self._stages]
 
     def convert(self, group: int, payload: bytes) -> BlockArrays:
         """The pages of a block, from its payload. Raises ValueError for a payload of another size."""
@@ -123,26 +117,16 @@ class BlockMover:
 
     def write(self, blocks: Sequence[tuple[BlockAt, BlockArrays]]) -> None:
         """Start to write blocks, after the launches submitted so far."""
-        for kind in sorted({self._kinds[at.group] for at, _ in blocks}):
-            own = [(at, arrays) for at, arrays in blocks if self._kinds[at.group] == kind]
-            for first in range(0, len(own), BLOCKS_MOVED):
-                part = own[first : first + BLOCKS_MOVED]
-                part += part[-1:] * (BLOCKS_MOVED - len(part))  # the same again changes nothing
-                numbers = np.array([at.block for at, _ in part], np.int32)
-                for index, stage in enumerate(self._stages):
-                    of_stage = [arrays[index] for _, arrays in part]
-                    leaves = [np.concatenate(each) for each in zip(*of_stage, strict=True)]
-                    _write(stage, kind, numbers, leaves)
+        for (group, block), arrays in blocks:
+            for stage, leaves in zip(self._stages, arrays, strict=True):
+                _write(stage, self._kinds[group], block, leaves)
 
-    def _payload(
-        self, group: int, index: int, hosts: Sequence[Sequence[NDArray[np.generic]]]
-    ) -> Payload | None:
-        """The payload of one block of a run, without a copy; None if a number is not finite."""
+    def _payload(self, group: int, of_stages: Sequence[Sequence[PoolArrays]]) -> Payload | None:
+        """The payload of a block, without a copy where the host is the device; None if a number is not finite."""
         pieces: list[Buffer] = []
-        for parts, arrays in zip(self._parts[group], hosts, strict=True):
-            for part, array in zip(parts, arrays, strict=True):
-                begin = index * part.shape[0]
-                pages = np.ascontiguousarray(array[begin : begin + part.num_pages])
+        for parts, pools in zip(self._parts[group], of_stages, strict=True):
+            for part, array in zip(parts, jax.tree.leaves(pools), strict=True):
+                pages = np.ascontiguousarray(np.asarray(array)[: part.num_pages])
                 if not _is_finite(pages):
                     return None
                 pieces.append(pages.reshape(-1).view(np.uint8).data)
@@ -161,13 +145,13 @@ def _parts(stage: Stage, group: int) -> list[_PagePart]:
     kind = groups[group].pool if is_of_pages else STATES
     found: list[_PagePart] = []
     for each in chain.from_iterable(_leaves_of(stage, kind)):
-        used = number = each.shape[0] // BLOCKS_MOVED
+        used = each.shape[0]
         if is_of_pages and stage.shapes.only_counts_tokens:
             used = 0
         # several pages of a layer may share a stored page: then all of them are kept
         elif is_of_pages and pages_in_one(groups[group], groups) == 1:
             used = len(groups[group].layers)
-        found.append(_PagePart(used, (number, *each.shape[1:]), np.dtype(each.dtype)))
+        found.append(_PagePart(used, each.shape, np.dtype(each.dtype)))
     return found
 
 
@@ -181,26 +165,19 @@ def _pools_of(stage: Stage, kind: int) -> Sequence[int]:
 
 def _leaves_of(stage: Stage, kind: int) -> list[list[jax.ShapeDtypeStruct]]:
     """The shapes of the arrays of each of these pools."""
-    return [jax.tree.leaves(stage.shapes.moved_shape(pool)) for pool in _pools_of(stage, kind)]
+    return [jax.tree.leaves(stage.shapes.block_shape(pool)) for pool in _pools_of(stage, kind)]
 
 
-def _read(stage: Stage, kind: int, blocks: NDArray[np.int32]) -> list[PoolArrays]:
-    return [stage.read_blocks(pool, blocks) for pool in _pools_of(stage, kind)]
+def _read(stage: Stage, kind: int, block: int) -> list[PoolArrays]:
+    return [stage.read_block(pool, block) for pool in _pools_of(stage, kind)]
 
 
-def _write(
-    stage: Stage, kind: int, blocks: NDArray[np.int32], leaves: list[NDArray[np.generic]]
-) -> None:
+def _write(stage: Stage, kind: int, block: int, leaves: list[NDArray[np.generic]]) -> None:
     for pool in _pools_of(stage, kind):
-        shapes, form = jax.tree.flatten(stage.shapes.moved_shape(pool))
+        shapes, form = jax.tree.flatten(stage.shapes.block_shape(pool))
         own = leaves[: len(shapes)]
         leaves = leaves[len(shapes) :]
-        stage.write_blocks(pool, blocks, jax.tree.unflatten(form, own))
-
-
-def _filled(blocks: list[int]) -> NDArray[np.int32]:
-    """The numbers of `BLOCKS_MOVED` blocks, the last one several times."""
-    return np.array(blocks + blocks[-1:] * (BLOCKS_MOVED - len(blocks)), np.int32)
+        stage.write_block(pool, block, jax.tree.unflatten(form, own))
 
 
 def _is_finite(pages: NDArray[np.generic]) -> bool:

@@ -18,6 +18,7 @@ from orca_jax.sched.states import Snapshot
 from orca_jax.values.cache_spec import NO_BLOCK
 
 MOST_WAITING = 256  # pages that are saved later
+MOST_READINGS = 4  # at once: each takes memory of the host
 
 
 class Arrivals(Protocol):
@@ -180,6 +181,8 @@ class OuterPages:
             return True
         if request.was_sought:
             return False
+        if len(self._sought) >= MOST_READINGS:
+            return self._may_be_read(request, most)
         request.sought = self._seek(request, most // self._kv.page_size)
         return request.sought is not None
 
@@ -227,6 +230,13 @@ class OuterPages:
         """Save what is queued, and end the threads."""
         self.save()
         self._tier.close()
+
+    def _may_be_read(self, request: Request, most: int) -> bool:
+        """True if the first page of a request is outside alone: it waits for its turn."""
+        if most < self._kv.page_size:
+            return False
+        name = 0, request.digests(self._kv.page_size, 1)[0]
+        return self._kv.prefixes.block_of(name) == NO_BLOCK and name in self._tier
 
     def _seek(self, request: Request, most_pages: int) -> Sought | None:
         """Begin to read the pages that a request lacks, if that is worth it, or wait for another request's."""
