@@ -61,6 +61,9 @@ COMMANDS = {
     "judges": Command(
         "lab.judges.command", "clients, agents and tools of others against the server"
     ),
+    "kv_restart": Command(
+        "lab.kv_restart", "the first token of a known prompt after the process was killed"
+    ),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "lowered": Command(
         "lab.lowered", "the lowered text of all programs, to compare two versions of the code"
