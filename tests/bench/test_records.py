@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.timeline.read import encoded
 from orca_jax.tools.bench.workload import entries
 from orca_jax.tools.bench.workload.records import read_recording
 from orca_jax.tools.simulate.run import LinearCost, SimulatedRequest, simulate
@@ -60,7 +61,7 @@ def test_a_timeline_keeps_shared_pages_and_times(tmp_path: Path) -> None:
     load = [SimulatedRequest(at, [*prompt, 50 + at], 3) for at in range(3)]
     cost = LinearCost(0.25, 0.0, 0.0)
     run = simulate("chunked", load, cost, enable_prefix_caching=True)
-    (path := tmp_path / "timeline").write_bytes(run.data)
+    (path := tmp_path / "timeline").write_bytes(encoded(run.lines))
     found = read_recording(str(path))
     assert (found.form, found.num_left_out) == ("timeline", 0)
     assert [each.blocks for each in found.requests] == [found.requests[0].blocks] * 3
