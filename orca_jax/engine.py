@@ -369,10 +369,14 @@ class Engine:
         self.observer.collected(oldest.plan, result)
         start = time.perf_counter()
         self.pool.record(oldest.plan, result)
-        if self.outer is not None:
-            self.outer.save_between(self.pool.running.values())
+        self.save_pages()
         self._iterations += 1
         self._update_seconds += time.perf_counter() - start
+
+    def save_pages(self) -> None:
+        """Begin to save new pages outside of the devices, as far as no prompt is computed and there is room."""
+        if self.outer is not None:
+            self.outer.save_between(self.pool.running.values())
 
     def _deliver(self) -> list[RequestUpdate]:
         start = time.perf_counter()

@@ -62,7 +62,12 @@ class ResultReady:
     handle: Handle
 
 
-ToLoop = ToEngine | PreparedWork | ResultReady | None
+@dataclass(frozen=True)
+class PagesSaved:
+    """A message from the thread that saves pages: there is room for more of them."""
+
+
+ToLoop = ToEngine | PreparedWork | ResultReady | PagesSaved | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -202,6 +207,8 @@ class EngineLoop:
         self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
         # the next request of the same call must come before the next iteration
         self._is_in_call = False
+        if engine.outer is not None:
+            engine.outer.call_when_saved(partial(inbox.put, PagesSaved()))
         status.late = lambda: (self._grammars.num_late, self._adapters.num_late)
         status.sample(engine)
 
@@ -296,7 +303,7 @@ class EngineLoop:
         if compiling:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
-    def _take(self, message: ToEngine | PreparedWork | ResultReady) -> None:
+    def _take(self, message: ToEngine | PreparedWork | ResultReady | PagesSaved) -> None:
         match message:
             case Submit():
                 self._submit(message)
@@ -308,8 +315,9 @@ class EngineLoop:
                 self._end_call(call, result)
             case Abort():
                 self._abort(message)
-            case ResultReady():
-                pass  # it has ended a wait, or the result was collected before
+            case ResultReady() | PagesSaved():
+                # a result has ended a wait, or was collected before
+                self._engine.save_pages()
             case Watch(is_on):
                 if self._live is not None:
                     self._live.turn(is_on)

@@ -1,6 +1,6 @@
 """Pages between the blocks of an executor and a store outside of its devices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orca_jax.exec.stage import Stage
 from orca_jax.exec.tiers.base import PageName, Tier
@@ -37,6 +37,14 @@ class DeviceTier:
     def num_failed(self) -> int:
         """Pages that could not be saved or read."""
         return self.store.num_failed
+
+    def call_when_saved(self, function: Callable[[], None]) -> None:
+        """Let a thread call a function whenever there is room for more pages."""
+        self.store.when_saved = function
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Wait until all pages are saved, but not longer; False if some are left."""
+        return self.store.wait_for_room(seconds)
 
     def save(self, pages: Sequence[tuple[PageName, int, int]]) -> None:
         """Save pages with a name, a depth and a block, as they are after the iterations submitted so far."""

@@ -49,6 +49,7 @@ class PageStore[P]:
     Attributes:
         num_saved, num_read: pages since the start.
         num_failed: pages that could not be saved or read.
+        when_saved: called by a thread when there is room for more pages.
     """
 
     def __init__(self, tiers: Sequence[Tier], page_bytes: int, convert: Convert[P]) -> None:
@@ -65,6 +66,7 @@ class PageStore[P]:
         self.num_saved = 0
         self.num_read = 0
         self.num_failed = 0
+        self.when_saved: Callable[[], None] = lambda: None
 
     def __contains__(self, name: object) -> bool:
         return any([name in tier for tier in self._tiers])
@@ -102,6 +104,11 @@ class PageStore[P]:
         with self._changed:
             self._changed.wait_for(lambda: reading.is_done, seconds)
 
+    def wait_for_room(self, seconds: float) -> bool:
+        """Wait until all pages are saved, but not longer; False if some are left."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_queued, seconds)
+
     def seconds(self, num_pages: int) -> float:
         """The expected time of reading so many pages, from those read before."""
         return num_pages * self._page_bytes * self._seconds_per_byte
@@ -120,8 +127,7 @@ class PageStore[P]:
         """Save what is queued, as far as a few seconds suffice, and end the threads."""
         self._is_closed = True
         self._readers.shutdown(wait=False, cancel_futures=True)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._num_queued, _CLOSING)
+        self.wait_for_room(_CLOSING)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def _save(
@@ -141,6 +147,8 @@ class PageStore[P]:
             with self._changed:
                 self._num_queued -= len(pages)
                 self._changed.notify_all()
+            if not self._is_closed:
+                self.when_saved()
 
     def _write(self, page: StoredPage) -> None:
         for tier in self._tiers:

@@ -18,6 +18,7 @@ from orca_jax.sched.states import Snapshot
 from orca_jax.values.cache_spec import NO_BLOCK
 
 MOST_WAITING = 256  # pages that are saved later
+CLOSING_SECONDS = 10.0  # for what the tier has room for
 MOST_READINGS = 4  # at once: each takes memory of the host
 
 
@@ -58,6 +59,14 @@ class PageTier(Protocol):
     @property
     def num_failed(self) -> int:
         """Pages that could not be saved or read."""
+        ...
+
+    def call_when_saved(self, function: Callable[[], None]) -> None:
+        """Let a thread call a function whenever there is room for more pages."""
+        ...
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Wait until all pages are saved, but not longer; False if some are left."""
         ...
 
     def save(self, pages: Sequence[tuple[BlockName, int, int]]) -> None:
@@ -226,9 +235,15 @@ class OuterPages:
         self.is_on = False
         self._new.clear()
 
+    def call_when_saved(self, function: Callable[[], None]) -> None:
+        """Let a thread call a function whenever `save_between` can save more pages."""
+        self._tier.call_when_saved(function)
+
     def close(self) -> None:
-        """Save what is queued, and end the threads."""
+        """Save all pages, as far as a few seconds suffice, and end the threads."""
         self.save()
+        while self._new and self._tier.wait_for_room(CLOSING_SECONDS):
+            self.save()
         self._tier.close()
 
     def _may_be_read(self, request: Request, most: int) -> bool:
