@@ -97,10 +97,14 @@ def _measured(model: str, tokens: int, seed: int, folder: str | None) -> Measure
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(model, tokens, seed, folder, sender))
     process.start()
+    sender.close()  # else the end of the process would not be seen
     try:
         if not receiver.poll(_LONGEST):
             raise TimeoutError(f"no token of {model} within {_LONGEST:.0f} s")
-        found = Measured(*receiver.recv())
+        try:
+            found = Measured(*receiver.recv())
+        except EOFError:
+            raise ConfigError(f"the engine of {model} failed, as above", param="model") from None
         if folder is not None:
             _await_quiet(Path(folder))
     finally:
@@ -129,7 +133,7 @@ def _serve(model: str, tokens: int, seed: int, folder: str | None, sender: Conne
     llm = LLM(model, max_model_len=tokens + 128, max_num_seqs=8, progress=False, **settings)
     start = time.perf_counter() - begin
     draw = random.Random(seed)
-    prompt = [draw.randrange(1000, 5000) for _ in range(tokens)]
+    prompt = [draw.randrange(10, 1000) for _ in range(tokens)]
     begin = time.perf_counter()
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     (output,) = llm.generate([prompt], params, use_tqdm=False)
