@@ -197,7 +197,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    for path, reason in ((file, "File exists"), (shared, "all users can write to it")):
+    for path, reason in ((file, "it is not a directory"), (shared, "all users can write to it")):
         with pytest.raises(ConfigError, match=f"kv_disk: .*{reason}") as caught:
             tier_in(path)
         assert caught.value.param == "kv_disk"

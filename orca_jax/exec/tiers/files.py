@@ -209,6 +209,8 @@ def _open(directory: Path, identity: bytes) -> Path:
             raise _refused(folder, reason)
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise _refused(folder, "this process cannot write to it")
+    except FileExistsError:
+        raise _refused(directory, "it is not a directory") from None
     except OSError as error:
         raise _refused(directory, system_message(error)) from None
     return folder
