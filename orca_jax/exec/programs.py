@@ -386,14 +386,20 @@ class Programs:
 
     def block_shape(self, pool: int) -> PoolArrays:
         """The shape of one block of a pool, as `read_blocks` returns it."""
-        num_blocks = self._blocks_of(pool)
+        return self._block_shapes[pool]
 
-        def part(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    @cached_property
+    def _block_shapes(self) -> tuple[PoolArrays, ...]:
+        """The shapes of one block of each pool. They are asked for at every block that is moved."""
+
+        def part(num_blocks: int, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             shape = (array.shape[0] // num_blocks, *array.shape[1:])
             return jax.ShapeDtypeStruct(shape, array.dtype, sharding=array.sharding)
 
-        shapes: PoolArrays = jax.tree.map(part, self._state().caches.pools[pool])
-        return shapes
+        return tuple(
+            jax.tree.map(partial(part, self._blocks_of(pool)), arrays)
+            for pool, arrays in enumerate(self._state().caches.pools)
+        )
 
     @property
     def only_counts_tokens(self) -> bool:
@@ -403,7 +409,7 @@ class Programs:
     @property
     def num_pools(self) -> int:
         """Pools of pages, and of states by mixer."""
-        return len(self._state().caches.pools)
+        return len(self._block_shapes)
 
     def _blocks_of(self, pool: int) -> int:
         cache = self._config.cache
