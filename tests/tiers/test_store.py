@@ -124,3 +124,12 @@ def test_memory_is_bounded_and_keeps_what_was_used() -> None:
         memory.read(NAMES[1])
     memory.clear()
     assert not memory.num_bytes and NAMES[0] not in memory
+
+
+def test_a_page_larger_than_the_queue_is_saved_alone() -> None:
+    """Else `close` would wait for room for ever."""
+    memory = MemoryTier(100)
+    store = PageStore((memory,), 2 * store_module.QUEUED_BYTES, upper)
+    assert store.room == 1
+    saved(store, [b"one"])
+    assert NAMES[0] in memory

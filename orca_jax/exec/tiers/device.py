@@ -71,10 +71,6 @@ class DeviceTier:
         """Make pages the most recently used ones, the last one most of all."""
         self.store.touch(names)
 
-    def clear(self) -> None:
-        """Remove all pages."""
-        self.store.clear()
-
     def close(self) -> None:
         """Save what is queued, and end the threads."""
         self.store.close()

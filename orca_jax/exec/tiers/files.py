@@ -16,7 +16,6 @@ the page is computed.
 """
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -30,8 +29,6 @@ from typing import NamedTuple
 from orca_jax.exec.tiers.base import PageName, StoredPage
 from orca_jax.helpers.cache_files import read_file, refusal, write_file
 from orca_jax.values.errors import ConfigError, system_message
-
-logger = logging.getLogger(__name__)
 
 MAGIC = b"ORCA-KV\x01"
 _DIGEST = 32  # bytes of an identity, and of a digest

@@ -73,8 +73,8 @@ class PageStore[P]:
 
     @property
     def room(self) -> int:
-        """The number of pages that may be saved now."""
-        return max(0, QUEUED_BYTES // self._page_bytes - self._num_queued)
+        """The number of pages that may be saved now; one of any size if none is queued."""
+        return max(0, max(1, QUEUED_BYTES // self._page_bytes) - self._num_queued)
 
     def save(
         self,
@@ -117,11 +117,6 @@ class PageStore[P]:
         """Make pages the most recently used ones, the last one most of all."""
         for tier in self._tiers:
             self._writer.submit(tier.touch, names)
-
-    def clear(self) -> None:
-        """Remove all pages."""
-        for tier in self._tiers:
-            tier.clear()
 
     def close(self) -> None:
         """Save what is queued, as far as a few seconds suffice, and end the threads."""

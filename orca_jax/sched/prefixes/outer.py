@@ -1,4 +1,4 @@
-"""Pages of prefixes outside of the KV cache: which to save, and which to read back.
+"""Pages of prefixes outside of the KV cache: the choice of those to save and of those to read.
 
 Each full page that enters the prefix cache is saved in the background. Before a waiting request gets a row, the pages
 that it lacks are read, if reading them should take less time than computing them. They become pages of the prefix
@@ -91,10 +91,6 @@ class PageTier(Protocol):
 
     def touch(self, names: Sequence[BlockName]) -> None:
         """Make pages the most recently used ones, the last one most of all."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all pages."""
         ...
 
     def close(self) -> None:
@@ -254,7 +250,7 @@ class OuterPages:
         return self._kv.prefixes.block_of(name) == NO_BLOCK and name in self._tier
 
     def _seek(self, request: Request, most_pages: int) -> Sought | None:
-        """Begin to read the pages that a request lacks, if that is worth it, or wait for another request's."""
+        """Begin to read the lacking pages of a request if it saves time, or join the reading of another request."""
         request.was_sought = True
         if not self.is_on:
             return None
@@ -323,7 +319,7 @@ class OuterPages:
         return lacking
 
     def _restore(self, sought: Sought) -> None:
-        """Put pages into blocks that nothing holds, up to the first one that is missing or has no room."""
+        """Put pages into free blocks, up to the first page without numbers or without room."""
         prefixes = self._kv.prefixes
         numbers = sought.reading.pages
         loaded: list[tuple[BlockName, int, Any]] = []
