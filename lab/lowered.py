@@ -132,8 +132,10 @@ def models() -> dict[str, ModelConfig]:
     ]
     found: dict[str, ModelConfig] = {}
     for config in known:
-        if len({kind.window for kind in config.layer_kinds}) == 1:
-            found.setdefault(config.family, replace(config, num_layers=LAYERS))
+        if len({kind.window for kind in config.layers}) == 1:
+            found.setdefault(
+                config.family, replace(config, layers=(config.layers * LAYERS)[:LAYERS])
+            )
     return found
 
 

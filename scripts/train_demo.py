@@ -44,7 +44,7 @@ from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import RopeConfig
+from orca_jax.values.layer_config import LayerKind, RopeConfig
 
 # row lengths in turn: mostly short ones, which cost less
 SHAPES = (256, 256, 256, 256, 256, 256, 256, 1024)
@@ -157,7 +157,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
     return ModelConfig(
         family="qwen3",
         vocab_size=args.vocab,
-        num_layers=args.layers,
+        layers=(LayerKind(rope=RopeConfig()),) * args.layers,
         embed_dim=args.embed,
         num_heads=args.heads,
         num_kv_heads=args.heads,
@@ -171,7 +171,6 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         attention_bias=False,
         mlp_bias=False,
         tied_embeddings=True,
-        rope=RopeConfig(),
         qk_norm="head",
     )
 

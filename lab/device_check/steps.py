@@ -56,7 +56,7 @@ class Model:
             return config
         small = replace(
             config,
-            num_layers=2,
+            layers=config.layers[:2],
             embed_dim=64,
             mlp_dim=128,
             num_heads=2,

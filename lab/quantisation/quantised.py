@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
             param="model",
         )
     if (
-        len(set(model.layer_kinds)) > 1
+        len(set(model.layers)) > 1
         or model.attention_soft_cap is not None
         or model.attention_scale is not None
     ):
@@ -190,7 +190,7 @@ def log_probabilities(
 
     def attend(_: int | Array, q: Array, k: Array, v: Array, cache: int) -> tuple[Array, int]:
         k, v = (rounded(each, kv) for each in (k, v))
-        return causal_attention(q, k, v, decoder.config.sliding_window), cache
+        return causal_attention(q, k, v, decoder.config.layers[0].window), cache
 
     hidden, _ = decoder(ids, jnp.arange(len(ids), dtype=jnp.int32), attend, 0)
     scores = jax.nn.log_softmax(decoder.unembed(hidden)[:, : decoder.config.vocab_size])

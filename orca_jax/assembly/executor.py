@@ -234,7 +234,7 @@ def arrange(platform: Platform, decoder: Decoder, library: Library | None = None
     # reads packed matrices in their stack.
     # Layers with pages of several shapes, or with those of another layer, have no common body.
     shapes = {cache.shape for cache in decoder.config.layer_caches if cache is not None}
-    is_uniform = len(shapes) <= 1 and decoder.config.key_sharing is None
+    is_uniform = len(shapes) <= 1 and not decoder.config.shares_keys
     is_read_in_place = (
         platform.scans_in_place and decoder.config.experts is None and is_uniform
     ) or (library is not None and decoder.can_pack(library))

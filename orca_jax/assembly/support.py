@@ -340,7 +340,7 @@ NEEDS: tuple[Need, ...] = (
          "enable_lora does not cover {f.known.family}, with queries and gates in one matrix; leave it out", "model"),
     Need("enable_lora", lambda f: f.known.wide is None and "attention_mamba" not in f.known.mixers,
          "enable_lora does not cover {f.known.family}, with two kinds of heads; leave it out", "model"),
-    Need("pipeline_parallel_size", lambda f: f.known.key_sharing is None and f.known.layer_inputs is None,
+    Need("pipeline_parallel_size", lambda f: not f.known.shares_keys and f.known.layer_inputs is None,
          "pipeline_parallel_size does not cover {f.known.family}: layers share keys, or have inputs beside the stream, "
          "and a stage passes on the stream alone; leave it out, or share each layer by tensor_parallel_size", "model"),
     Need("enable_lora", lambda f: not f.known.only_counts_tokens,

@@ -115,7 +115,7 @@ def state_demand(
 
 def layer_bytes(model: ModelConfig, dtype: DType) -> tuple[int, ...]:
     """Bytes of a state in each layer, on all devices together; 0 in a layer without one."""
-    return tuple(_bytes_of_layer(model, kind.mixer, dtype) for kind in model.layer_kinds)
+    return tuple(_bytes_of_layer(model, kind.mixer, dtype) for kind in model.layers)
 
 
 def _bytes_of_layer(model: ModelConfig, mixer: MixerName, dtype: DType) -> int:

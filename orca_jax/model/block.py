@@ -141,11 +141,11 @@ class Block(nnx.Module):
         self.layer_input: GatedInput | None = nnx.data(None)
         if config.layer_inputs is not None:
             self.layer_input = nnx.data(GatedInput(make, config, config.layer_inputs))
-        others, width = config.other_mlps
+        others = config.layers_with("dense_mlp")
         self.mlp: Mlp | Experts | MlpAndExperts | None = nnx.data(self._mlp(make, config, out_std))
         dense = make.with_layers(others) if others else make
         has_dense = others and dense.has_layers
-        self.dense_mlp = optional(has_dense, Mlp, dense, config, out_std, width)
+        self.dense_mlp = optional(has_dense, Mlp, dense, config, out_std, config.dense_mlp_dim)
         self.has_experts = config.experts is not None
 
     @staticmethod
@@ -153,9 +153,9 @@ class Block(nnx.Module):
         make: Maker, config: ModelConfig, out_std: float
     ) -> Mlp | Experts | MlpAndExperts | None:
         """The MLP of most layers; None if no layer of the stage has it."""
-        if config.other_mlps[0] or config.residual == "single":
-            kinds = enumerate(config.layer_kinds)
-            make = make.with_layers([layer for layer, kind in kinds if kind.mlp == "mlp"])
+        layers = config.layers_with("mlp")
+        if len(layers) < config.num_layers:
+            make = make.with_layers(layers)
         if not make.has_layers:
             return None
         if config.experts is None:

@@ -23,6 +23,7 @@ from orca_jax.model.trees.rows import TreeRow
 from orca_jax.values.checks import first_line, load_class
 from orca_jax.values.config import DType, ModelConfig
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import LayerKind
 
 FAMILY = "own"
 """The family of configurations made by `own_config`."""
@@ -105,9 +106,12 @@ def own_config(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     mlp_dim: int | None = None,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> ModelConfig:
     """A configuration of the sizes that the engine needs; `others` are further fields of `ModelConfig`.
+
+    `sliding_window` is the tokens that each token sees in all layers, itself included; None: all before it.
 
     Raises:
         ConfigError: a size is not a positive integer, or the heads do not fit.
@@ -139,7 +143,8 @@ def own_config(
         "tied_embeddings": False,
         "family": FAMILY,
     }
-    return ModelConfig(**{**unused, **sizes, **others})
+    layers = (LayerKind(window=sliding_window),) * sizes.pop("num_layers")
+    return ModelConfig(layers=layers, **{**unused, **sizes, **others})
 
 
 @cache

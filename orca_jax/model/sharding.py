@@ -127,7 +127,7 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
     if config.experts is not None:  # a width of 0 is that of nothing
         sizes["width of the shared expert"] = config.experts.shared_dim
         sizes["width of the MLP beside experts"] = config.experts.beside_dim
-    sizes["width of the other MLPs"] = config.other_mlps[1]
+    sizes["width of the other MLPs"] = config.dense_mlp_dim
     if config.short_conv is not None:
         sizes["channels of convolutions"] = config.embed_dim
     if config.delta_rule is not None:

@@ -44,28 +44,7 @@ def whole(config: ModelConfig) -> LayerSpan:
 
 def of_span(config: ModelConfig, span: LayerSpan) -> ModelConfig:
     """The configuration of a model with the layers of `span` alone."""
-
-    def shifted[Kind](pattern: tuple[Kind, ...]) -> tuple[Kind, ...]:
-        shift = span.start % len(pattern)
-        return pattern[shift:] + pattern[:shift]
-
-    windows = shifted(config.window_pattern)
-    mixers = shifted(config.mixer_pattern)
-    ropes = shifted(config.rope_pattern)
-    experts = config.experts
-    if experts is not None:
-        dense = tuple(
-            layer - span.start for layer in experts.dense_layers if span.start <= layer < span.stop
-        )
-        experts = replace(experts, dense_layers=dense)
-    config = replace(config, experts=experts)
-    return replace(
-        config,
-        num_layers=span.size,
-        window_pattern=windows,
-        mixer_pattern=mixers,
-        rope_pattern=ropes,
-    )
+    return replace(config, layers=config.layers[span.start : span.stop])
 
 
 def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:

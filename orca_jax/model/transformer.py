@@ -61,7 +61,7 @@ class Decoder(nnx.Module):
         self.span = span = span or whole(config)
         self.num_layers = span.size
         self.of_stage = of_span(config, span)
-        self.pattern = Pattern(tuple(kind.parts for kind in self.of_stage.layer_kinds))
+        self.pattern = Pattern(tuple(kind.parts for kind in self.of_stage.layers))
         self.is_first = span.is_first
         shards = 1 if mesh is None else tensor_parallel_size(mesh)
         make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
@@ -84,11 +84,11 @@ class Decoder(nnx.Module):
 
         self.embedding = nnx.data(vocabulary(span.is_first or (tied and span.is_last)))
         self.positions: Table | None = nnx.data(None)
-        if not config.rope and span.is_first:
+        if config.learned_positions and span.is_first:
             self.positions = nnx.data(
                 Table(make, config.max_positions, config.embed_dim, "positions")
             )
-        elif not config.rope:
+        elif config.learned_positions:
             make.skip()
         self.layer_inputs: InputsOfLayers | None = nnx.data(None)
         if config.layer_inputs is not None:
@@ -148,7 +148,7 @@ class Decoder(nnx.Module):
         beside = None
         if self.layer_inputs is not None:
             beside = self.layer_inputs(inputs, x)
-        ropes = [kind.rope for kind in self.of_stage.layer_kinds]
+        ropes = [kind.rope for kind in self.of_stage.layers]
         rotation_of: Callable[[Index], Rotation | None] = _no_rotation
         if any(ropes):
             rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer

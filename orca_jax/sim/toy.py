@@ -26,6 +26,7 @@ from orca_jax.sim.toy_logits import (
 from orca_jax.sim.toy_memory import ToyMemory
 from orca_jax.values.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import LayerKind
 from orca_jax.values.request import TokenLogprobs, TokenSet
 from orca_jax.values.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
@@ -36,7 +37,7 @@ Override = Callable[[str, int, int], int | None]
 TOY_MODEL = ModelConfig(
     family="toy",
     vocab_size=257,  # bytes and an end token
-    num_layers=1,
+    layers=(LayerKind(),),
     embed_dim=1,
     num_heads=1,
     num_kv_heads=1,
@@ -50,6 +51,7 @@ TOY_MODEL = ModelConfig(
     attention_bias=False,
     mlp_bias=False,
     tied_embeddings=True,
+    learned_positions=True,
     eos_token_ids=(256,),
 )
 

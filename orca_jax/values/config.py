@@ -5,7 +5,7 @@ once into the other classes. No setting is read from the environment.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -27,12 +27,12 @@ from orca_jax.values.layer_config import (
     STATELESS_MIXERS,
     DeltaRuleConfig,
     ExpertsConfig,
-    KeySharing,
     LatentConfig,
     LayerInputs,
     LayerKind,
     MambaConfig,
     MixerName,
+    MlpName,
     Residual,
     ResidualFactors,
     RopeConfig,
@@ -132,7 +132,7 @@ class ModelConfig:
 
     family: str
     vocab_size: int
-    num_layers: int
+    layers: tuple[LayerKind, ...]
     embed_dim: int
     num_heads: int
     num_kv_heads: int
@@ -146,7 +146,7 @@ class ModelConfig:
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
     tied_embeddings: bool
-    rope: RopeConfig | None = None  # None: learned positions; see `windowed_rope`
+    learned_positions: bool = False  # a table of them is added to token embeddings
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     attention_out_bias: bool = False
@@ -166,23 +166,14 @@ class ModelConfig:
     residual_scale: float = 1.0
     # the stream after each layer is multiplied by a parameter of one number
     layer_scale: bool = False
-    mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
+    dense_mlp_dim: int = 0  # of the MLP of layers with the MLP dense_mlp
     wide: WideConfig | None = None  # of layers with the mixer wide_attention
-    key_sharing: KeySharing | None = None  # None: each layer has keys and values of its own
     layer_inputs: LayerInputs | None = None  # None: layers have no inputs beside the stream
     # of layers with latent attention, which are then all with pages
     latent: LatentConfig | None = None
     short_conv: ShortConvConfig | None = None  # of layers with this mixer
     delta_rule: DeltaRuleConfig | None = None  # of layers with this mixer
     mamba: MambaConfig | None = None  # likewise
-    # tokens that each token sees, itself included, in layers with a window
-    sliding_window: int | None = None
-    # whether a layer has the window; repeated over the layers
-    window_pattern: tuple[bool, ...] = (True,)
-    # whether a layer has `rope`, or none at all; repeated over the layers
-    rope_pattern: tuple[bool, ...] = (True,)
-    # of layers with the window; None: `rope` is that of all layers
-    windowed_rope: RopeConfig | None = None
     attention_scale: float | None = None  # factor on scores; None: head_dim ** -0.5
     attention_soft_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_soft_cap: float | None = None  # likewise for logits
@@ -206,25 +197,24 @@ class ModelConfig:
     decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 
     @property
-    def active_mlp_dim(self) -> int:
-        """The width of all MLPs that a token goes through in a layer, the widest one."""
-        experts = self.experts
-        if experts is None:
-            return max(self.mlp_dim, self.other_mlps[1])
-        return max(
-            self.mlp_dim * experts.per_token + experts.shared_dim + experts.beside_dim,
-            self.other_mlps[1],
-        )
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
 
     @property
-    def other_mlps(self) -> tuple[tuple[int, ...], int]:
-        """The layers with an MLP of another width, or with one in place of experts; and this width."""
+    def rope(self) -> RopeConfig | None:
+        """The rotary positions of layers without a window, or else of the others; None if no layer has them."""
+        windows_last = sorted(self.layers, key=lambda kind: kind.window is not None)
+        return next((kind.rope for kind in windows_last if kind.rope is not None), None)
+
+    @property
+    def active_mlp_dim(self) -> int:
+        """The width of all MLPs that a token goes through in a layer, the widest one."""
+        width = self.mlp_dim
         if self.experts is not None:
-            return self.experts.dense_layers, self.experts.dense_dim
-        sharing = self.key_sharing
-        if sharing is None or sharing.mlp_dim == self.mlp_dim:
-            return (), 0
-        return tuple(range(self.num_layers - sharing.num_layers, self.num_layers)), sharing.mlp_dim
+            width *= self.experts.per_token
+            width += self.experts.shared_dim + self.experts.beside_dim
+        return max(width, self.dense_mlp_dim)
 
     def of_mixer(self, mixer: str) -> "ModelConfig":
         """The same model, with the sizes of one kind of attention as those of all heads."""
@@ -243,39 +233,19 @@ class ModelConfig:
             return self.head_dim**-0.5
         return self.attention_scale
 
-    @cached_property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer."""
-        by_window = {
-            True: LayerKind(self.sliding_window, self.windowed_rope or self.rope),
-            False: LayerKind(None, self.rope),
-        }
-        found: list[LayerKind] = []
-        for layer in range(self.num_layers):
-            kind = by_window[_of_layer(self.window_pattern, layer)]
-            kind = kind._replace(mixer=_of_layer(self.mixer_pattern, layer))
-            if not _of_layer(self.rope_pattern, layer):
-                kind = kind._replace(rope=None)
-            if layer in self.other_mlps[0]:
-                kind = kind._replace(mlp="dense_mlp")
-            if self.residual == "single" and kind.mixer != "no_mixer":
-                kind = kind._replace(mlp="no_mlp")
-            found.append(kind)
-        return tuple(found)
-
-    def layers_with_part(self, name: str) -> tuple[int, ...]:
-        """The layers with a mixer or an MLP of this name; all layers for other names."""
-        found = tuple(layer for layer, kind in enumerate(self.layer_kinds) if name in kind.parts)
-        return found or tuple(range(self.num_layers))
-
-    def layers_with(self, mixer: MixerName) -> tuple[int, ...]:
-        """The layers with a mixer."""
-        return tuple(layer for layer, kind in enumerate(self.layer_kinds) if kind.mixer == mixer)
+    def layers_with(self, part: MixerName | MlpName) -> tuple[int, ...]:
+        """The layers with a mixer or an MLP."""
+        return tuple(layer for layer, kind in enumerate(self.layers) if part in kind.parts)
 
     @property
     def mixers(self) -> tuple[MixerName, ...]:
         """The different mixers of the model, in the order of their first layers."""
-        return tuple(dict.fromkeys(kind.mixer for kind in self.layer_kinds))
+        return tuple(dict.fromkeys(kind.mixer for kind in self.layers))
+
+    @property
+    def shares_keys(self) -> bool:
+        """True if some layers read the keys and values of earlier ones."""
+        return not SHARED_MIXERS.keys().isdisjoint(self.mixers)
 
     @property
     def has_states(self) -> bool:
@@ -300,7 +270,7 @@ class ModelConfig:
     def layer_caches(self) -> tuple[LayerCache | None, ...]:
         """The keys and values that each layer keeps; None for layers with a state in their place."""
         found: list[LayerCache | None] = [None] * self.num_layers
-        for layer, kind in enumerate(self.layer_kinds):
+        for layer, kind in enumerate(self.layers):
             if kind.mixer in PAGED_MIXERS:
                 found[layer] = LayerCache(self.of_mixer(kind.mixer).page_shape, kind.window)
         if self.only_counts_tokens:
@@ -309,7 +279,7 @@ class ModelConfig:
 
     def layer_of_pages(self, layer: int) -> int:
         """The layer whose pages a layer reads: itself, or the last earlier one with the same heads."""
-        mixer = SHARED_MIXERS.get(self.layer_kinds[layer].mixer)
+        mixer = SHARED_MIXERS.get(self.layers[layer].mixer)
         if mixer is None:
             return layer
         return max(other for other in self.layers_with(mixer) if other < layer)
@@ -492,8 +462,3 @@ class EngineConfig:
                 )
             paths[name] = path
         return paths
-
-
-def _of_layer[T](pattern: Sequence[T], layer: int) -> T:
-    """The entry of a layer in a pattern that is repeated over the layers."""
-    return pattern[layer % len(pattern)]

@@ -19,7 +19,7 @@ MixerName = Literal[
     "no_mixer",
 ]  # see model/mixers
 INT4_GROUP = 32  # inputs of a matrix that share a scale of int4
-# the second one is that of `ModelConfig.other_mlps`
+# the second one has another width, or no experts
 MlpName = Literal["mlp", "dense_mlp", "no_mlp"]
 # see model/block.py
 Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single"]
@@ -82,13 +82,6 @@ class WideConfig(NamedTuple):
     num_heads: int | None = None  # None: as many as in other layers
 
 
-class KeySharing(NamedTuple):
-    """The last layers have no keys and values: they read the pages of the last earlier layer with the same heads."""
-
-    num_layers: int
-    mlp_dim: int  # width of their MLPs
-
-
 class LayerInputs(NamedTuple):
     """Vectors of each token for each layer, by its id and its embedding (Gemma 3n and 4)."""
 
@@ -97,10 +90,17 @@ class LayerInputs(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """The differences between the layers of a model."""
+    """The differences between the layers of a model.
 
-    window: int | None  # tokens that each token sees, itself included; None: all before it
-    rope: RopeConfig | None  # None: learned positions, or none
+    Attributes:
+        window: tokens that each token sees, itself included; None: all before it.
+        rope: None: there are learned positions, or none.
+        mixer: the part that mixes tokens.
+        mlp: the part that follows it.
+    """
+
+    window: int | None = None
+    rope: RopeConfig | None = None
     mixer: MixerName = "attention"
     mlp: MlpName = "mlp"
 
@@ -237,8 +237,6 @@ class ExpertsConfig:
     # width of an MLP beside the experts; both have norms, and the router reads the stream
     beside_dim: int = 0
     router: RouterConfig = RouterConfig()
-    dense_layers: tuple[int, ...] = ()  # layers with an MLP in place of experts
-    dense_dim: int = 0  # width of these MLPs
 
 
 @dataclass(frozen=True)

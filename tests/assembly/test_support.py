@@ -22,13 +22,15 @@ from orca_jax.batch.config import BatchConfig
 from orca_jax.flags.needs import FLAG_NEEDS
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
-from orca_jax.values.config import EngineConfig
+from orca_jax.values.config import EngineConfig, ModelConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import (
     ExpertsConfig,
     LatentConfig,
     LayerInputs,
+    LayerKind,
     MambaConfig,
+    MixerName,
     WideConfig,
 )
 from orca_jax.values.platforms import PLATFORMS
@@ -78,6 +80,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "kv_host_memory": (None, 2**20),
 }
 """Values of every setting of a row, and of those that decide about rows."""
+
+
+def with_mixer(mixer: MixerName, **sizes: Any) -> ModelConfig:
+    """The toy's configuration with another mixer in its layer."""
+    return dataclasses.replace(TOY_MODEL, layers=(LayerKind(mixer=mixer),), **sizes)
+
+
 MODELS = (
     TOY_MODEL,
     dataclasses.replace(TOY_MODEL, decoder="file.py:Own"),
@@ -85,14 +94,12 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, quantization="int4"),
     dataclasses.replace(TOY_MODEL, quantization="int4", experts=ExpertsConfig(4, 2)),
     dataclasses.replace(TOY_MODEL, quantization="fp8"),
-    dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
-    dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
-    dataclasses.replace(TOY_MODEL, mixer_pattern=("mamba",), mamba=MambaConfig(4, 4, 1, 4, 4)),
-    dataclasses.replace(
-        TOY_MODEL, mixer_pattern=("latent_attention",), latent=LatentConfig(8, 4, 4)
-    ),
+    dataclasses.replace(TOY_MODEL, layers=(LayerKind(mixer="short_conv"), LayerKind())),
+    with_mixer("short_conv"),
+    with_mixer("mamba", mamba=MambaConfig(4, 4, 1, 4, 4)),
+    with_mixer("latent_attention", latent=LatentConfig(8, 4, 4)),
     dataclasses.replace(TOY_MODEL, attention_gate="all"),
-    dataclasses.replace(TOY_MODEL, mixer_pattern=("wide_attention",), wide=WideConfig(8, 1)),
+    with_mixer("wide_attention", wide=WideConfig(8, 1)),
     dataclasses.replace(TOY_MODEL, layer_inputs=LayerInputs(4, 300)),
 )
 

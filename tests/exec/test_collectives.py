@@ -32,7 +32,8 @@ LLAMA = replace(
     attention_bias=False,
     mlp_bias=False,
     tied_embeddings=False,
-    rope=RopeConfig(10000.0),
+    layers=tuple(kind._replace(rope=RopeConfig(10000.0)) for kind in GPT2.layers),
+    learned_positions=False,
 )
 EXPERTS = replace(LLAMA, experts=ExpertsConfig(4, 2, shared_dim=32))
 EMBEDDING = GPT2.embed_dim

@@ -26,6 +26,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.values.cache_spec import one_group
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.values.errors import CompileWhileServingError, ConfigError
+from orca_jax.values.layer_config import LayerKind
 from orca_jax.values.platforms import platform_named
 from orca_jax.values.startup import StartTimes
 from orca_jax.values.step import Member, RowSampling, StepPlan
@@ -35,7 +36,8 @@ from tests.sampling import GREEDY, row_sampling
 MODEL = ModelConfig(
     family="gpt2",
     vocab_size=300,
-    num_layers=3,
+    layers=(LayerKind(),) * 3,
+    learned_positions=True,
     embed_dim=32,
     num_heads=4,
     num_kv_heads=4,

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("optimised")  # memory is that of programs 
 LLAMA = read_model_config("preset:llama-3-8b")
 QWEN = replace(
     LLAMA,
-    num_layers=48,
+    layers=(LLAMA.layers * 2)[:48],
     embed_dim=5120,
     mlp_dim=13824,
     num_heads=40,

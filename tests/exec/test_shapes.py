@@ -18,6 +18,7 @@ from orca_jax.model.load import tensor_mesh
 from orca_jax.model.stages import whole
 from orca_jax.values.cache_spec import LayerCache, PageShape, form_groups, one_group
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
+from orca_jax.values.layer_config import LayerKind
 from orca_jax.values.step import Member
 from tests.exec.test_executor import MODEL
 
@@ -25,9 +26,7 @@ WIDE, NARROW, WINDOW, PAGE_SIZE, HEADS = PageShape(4, 8), PageShape(1, 16), 6, 4
 LAYERS = tuple(
     LayerCache(NARROW) if layer % 3 == 2 else LayerCache(WIDE, WINDOW) for layer in range(6)
 )
-SHAPED: ModelConfig = replace(
-    MODEL, num_layers=6, sliding_window=WINDOW, window_pattern=(True, True, False)
-)
+SHAPED: ModelConfig = replace(MODEL, layers=(LayerKind(WINDOW), LayerKind(WINDOW), LayerKind()) * 2)
 TOKENS, LENGTH, CHUNK = 30, 64, 7
 
 
@@ -97,7 +96,7 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
     both, one = (
         stage_bytes(
             CacheConfig(one_group([LayerCache(shape)]), (5,), 32, dtype, layout),
-            whole(replace(model, num_layers=1)),
+            whole(replace(model, layers=model.layers[:1])),
         )
         for shape in (PageShape(2, 16), latent)
     )

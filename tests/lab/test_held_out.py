@@ -107,7 +107,7 @@ def test_held_out_runs_are_predicted_without_noise(kind: str) -> None:
 def test_the_cost_of_another_model() -> None:
     """Twice the layers: all weights but the sampler's grow; the unembedding is the same."""
     model = read_model_config("preset:gpt2-tiny")
-    deeper = replace(model, num_layers=2 * model.num_layers)
+    deeper = replace(model, layers=2 * model.layers)
     weights = {"launches": 1.0, "chunk_tokens": 1.0, "context": 1.0, "sampler_rows": 1.0}
     found = scaled_cost(FeatureCost(weights, 0.5), model, deeper)
     assert (

@@ -140,16 +140,18 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def _options(config: ModelConfig) -> str:
-    rope, num_windowed = config.rope, sum(kind.window is not None for kind in config.layer_kinds)
+    rope = config.rope
+    windows = [kind.window for kind in config.layers if kind.window is not None]
+    num_windowed = len(windows)
+    window = max(windows, default=None)
+    ropes = {kind.rope for kind in config.layers} - {None}
     options = {
         "tied head": config.tied_embeddings,
         "biases": config.attention_bias and config.attention_out_bias,
         "biases of queries, keys, values": config.attention_bias and not config.attention_out_bias,
-        f"window {config.sliding_window}": num_windowed == config.num_layers,
-        f"window {config.sliding_window} in {num_windowed} layers": 0
-        < num_windowed
-        < config.num_layers,
-        "other rope in these layers": config.windowed_rope is not None,
+        f"window {window}": num_windowed == config.num_layers,
+        f"window {window} in {num_windowed} layers": 0 < num_windowed < config.num_layers,
+        "other rope in these layers": len(ropes) > 1,
         f"scores capped at {config.attention_soft_cap}": config.attention_soft_cap is not None,
         f"logits capped at {config.logit_soft_cap}": config.logit_soft_cap is not None,
         "norm of each head": config.qk_norm == "head",

@@ -25,7 +25,7 @@ def mesh_of(size: int) -> Mesh:
 
 def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]:
     """Causal attention over all tokens of one request, in the window of each layer."""
-    windows = jnp.array([kind.window or PADDED for kind in config.layer_kinds])
+    windows = jnp.array([kind.window or PADDED for kind in config.layers])
     kept: dict[int, tuple[jax.Array, jax.Array]] = {}
 
     def attend(
@@ -39,7 +39,7 @@ def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]
         if k is None or v is None:
             assert isinstance(layer, int)
             k, v = kept[config.layer_of_pages(layer)]
-        elif config.key_sharing is not None and isinstance(layer, int):
+        elif config.shares_keys and isinstance(layer, int):
             kept[layer] = k, v
         tokens, heads, _ = q.shape
         k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))

@@ -18,7 +18,7 @@ from tests.covering import covering
 from tests.model.reference import NAMES, REFERENCE, dense_attention, logits, mesh_of
 
 TWO = ("gpt2-12-heads", "llama-12-heads-3-groups")
-MIXED = [name for name in NAMES if len(set(read_model_config(REFERENCE / name).layer_kinds)) > 1]
+MIXED = [name for name in NAMES if len(set(read_model_config(REFERENCE / name).layers)) > 1]
 
 
 def fitting() -> list[tuple[str, int]]:

@@ -135,7 +135,8 @@ def test_packed_matrices_are_replaced() -> None:
     """The values that are put in place are those of the same files, loaded and packed."""
     library, source, devices = library_of(), "preset:gpt2-tiny", jax.devices()[:2]
     options: dict[str, Any] = {"load_format": "auto", "devices": devices, "library": library}
-    config = replace(read_model_config(source), num_layers=1)
+    config = read_model_config(source)
+    config = replace(config, layers=config.layers[:1])
     placed = place_model(source, config, dtype="float32", seed=5, **options)
     plain = placed.weights.load(placed.mesh)
     (found,) = updated(placed, plain)

@@ -1,6 +1,6 @@
 """Readers of experts: numbers, widths, routers, and the layers without experts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,22 +78,27 @@ class Mixture:
             options["shared_dim"] = self.shared(hf, width)
         if self.router is not None:
             options["router"] = self.router(hf)
+        mlps: Fields = {}
         if self.dense is not None:
-            options |= dense_layers(self.dense(hf, config), config.mlp_dim)
+            mlps = dense_layers(config, self.dense(hf, config), config.mlp_dim)
         is_normalised = self.is_normalised
         if isinstance(is_normalised, FieldKey):
             is_normalised = is_normalised.value(hf)
         return {
+            **mlps,
             "mlp_dim": width,
             "experts": ExpertsConfig(count, per_token, is_normalised, **options),
         }
 
 
-def dense_layers(layers: tuple[int, ...], width: int) -> dict[str, Any]:
-    """The fields of `ExpertsConfig` for layers without experts."""
+def dense_layers(config: ModelConfig, layers: Collection[int], width: int) -> Fields:
+    """The fields of layers with an MLP of another width, or with one in place of experts."""
     if not layers:
         return {}
-    return {"dense_layers": layers, "dense_dim": width}
+    mlps = [kind.mlp for kind in config.layers]
+    for layer in layers:
+        mlps[layer] = "dense_mlp"
+    return {"mlp": tuple(mlps), "dense_mlp_dim": width}
 
 
 def shared_expert(default: int) -> Callable[[HfConfig, int], int]:

@@ -13,6 +13,7 @@ from orca_jax.model.families.names import LLAMA, TensorNames, names
 from orca_jax.model.families.shape import FamilyShape, LlamaShape
 from orca_jax.model.families.types import TYPES
 from orca_jax.model.families.values import HfConfig
+from orca_jax.model.families.windows import without_idle_windows
 from orca_jax.values.config import ModelConfig
 
 _USUAL = LlamaShape()
@@ -98,7 +99,7 @@ class Family:
         config = self.shape.read(hf, self.name)
         for fields in self.fields:
             config = with_fields(config, hf, fields)
-        return config
+        return without_idle_windows(config)
 
     def weights(self, config: ModelConfig) -> tuple[Weight, ...]:
         """The tensors of a checkpoint."""

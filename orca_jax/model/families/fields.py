@@ -1,5 +1,6 @@
 """Fields of `ModelConfig` by the keys of a config.json that they are read from."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 from orca_jax.model.families import values
 from orca_jax.model.families.values import HfConfig
 from orca_jax.values.config import ModelConfig
+from orca_jax.values.layer_config import LayerKind
 
 Fields = Mapping[str, Any]
-"""Values of fields of `ModelConfig`, or the keys that have them."""
+"""Values of fields of `ModelConfig`, or the keys that have them.
+
+A field of `LayerKind` has one value for all layers, or a tuple of values that is repeated over them.
+"""
 
 Reader = Callable[[HfConfig, ModelConfig], Fields]
 """Returns fields by a config.json, and by what is read already. Raises `ConfigError`, which names the key.
@@ -58,8 +63,24 @@ def either(key: str, default: bool, yes: str | None, no: str | None) -> FieldKey
 def with_fields(config: ModelConfig, hf: HfConfig, fields: Fields | Reader) -> ModelConfig:
     """The configuration with some fields; raises `ConfigError` for a wrong value of a key."""
     found = fields if isinstance(fields, Mapping) else fields(hf, config)
-    read = {name: key.value(hf) for name, key in found.items() if isinstance(key, FieldKey)}
-    return replace(config, **{**found, **read})
+    read = dict(found)
+    for name, key in found.items():
+        if isinstance(key, FieldKey):
+            read[name] = key.value(hf)
+    layers = config.layers
+    for name in LayerKind._fields:
+        if name in read:
+            layers = _with_column(layers, name, read.pop(name))
+    return replace(config, layers=layers, **read)
+
+
+def _with_column(layers: tuple[LayerKind, ...], name: str, value: Any) -> tuple[LayerKind, ...]:
+    """The layers with a field of each replaced."""
+    column = value if isinstance(value, tuple) else (value,)
+    return tuple(
+        kind._replace(**{name: each})
+        for kind, each in zip(layers, itertools.cycle(column), strict=False)
+    )
 
 
 def attention_biases(key: str = "attention_bias", default: bool = False) -> Fields:

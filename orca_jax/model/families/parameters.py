@@ -52,7 +52,7 @@ def parameters(config: ModelConfig) -> Iterator[ModelParameter]:
 def _outer(config: ModelConfig) -> Iterator[ModelParameter]:
     """The parameters outside of layers."""
     yield ModelParameter("embedding", "table")
-    if config.rope is None:
+    if config.learned_positions:
         yield ModelParameter("positions", "table")
     if config.layer_inputs is not None:
         yield ModelParameter("layer_inputs.table", "table")
@@ -230,10 +230,10 @@ _MIXERS: Mapping[MixerName, Callable[[ModelConfig], Iterable[ModelParameter]]] =
 def _mlps(config: ModelConfig) -> Iterator[ModelParameter]:
     """The parameters of MLPs and experts."""
     experts = config.experts
-    if config.other_mlps[0]:
-        yield from _placed("blocks.dense_mlp", _mlp(config, config.other_mlps[1]))
+    if config.layers_with("dense_mlp"):
+        yield from _placed("blocks.dense_mlp", _mlp(config, config.dense_mlp_dim))
     if experts is None:
-        if any(kind.mlp == "mlp" for kind in config.layer_kinds):
+        if config.layers_with("mlp"):
             yield from _placed("blocks.mlp", _mlp(config, config.mlp_dim))
     elif experts.beside_dim:
         yield from _placed("blocks.mlp.dense", _mlp(config, experts.beside_dim))

@@ -17,6 +17,7 @@ from orca_jax.model.families.values import (
 )
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.layer_config import LayerKind
 
 
 @runtime_checkable
@@ -76,10 +77,11 @@ class LlamaShape(NamedTuple):
         norm_eps = row.norm_eps
         if self.norm_key is not None:
             norm_eps = get_float(hf, self.norm_key, norm_eps)
+        number = get_layers(hf, "num_hidden_layers", defaults["num_hidden_layers"])
         return ModelConfig(
             family=family,
             vocab_size=get_int(hf, "vocab_size", defaults["vocab_size"]),
-            num_layers=get_layers(hf, "num_hidden_layers", defaults["num_hidden_layers"]),
+            layers=(LayerKind(rope=rotary),) * number,
             embed_dim=embed,
             num_heads=heads,
             num_kv_heads=kv_heads,
@@ -93,7 +95,6 @@ class LlamaShape(NamedTuple):
             attention_bias=False,
             mlp_bias=False,
             tied_embeddings=get_bool(hf, "tie_word_embeddings", row.is_tied),
-            rope=rotary,
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
         )
@@ -133,10 +134,11 @@ class GPTShape(NamedTuple):
         norm_eps = TYPES[family].norm_eps
         if self.norm_eps is not None:
             norm_eps = get_float(hf, self.norm_eps, norm_eps)
+        number = get_layers(hf, layers_key, sizes["num_hidden_layers"])
         return ModelConfig(
             family=family,
             vocab_size=get_int(hf, "vocab_size", sizes["vocab_size"]),
-            num_layers=get_layers(hf, layers_key, sizes["num_hidden_layers"]),
+            layers=(LayerKind(),) * number,
             embed_dim=embed,
             num_heads=heads,
             num_kv_heads=heads,
@@ -151,6 +153,7 @@ class GPTShape(NamedTuple):
             attention_out_bias=True,
             mlp_bias=True,
             tied_embeddings=get_bool(hf, "tie_word_embeddings", TYPES[family].is_tied),
+            learned_positions=True,
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
         )

@@ -1,6 +1,7 @@
 """Reading of sliding windows and of `layer_types`: windows of all layers, and patterns of layers of several kinds."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from orca_jax.model.families.fields import Fields, Reader
@@ -14,26 +15,43 @@ WindowPattern = tuple[bool, ...] | Callable[[HfConfig, ModelConfig], tuple[bool,
 """The layers with a window, which are repeated, or their reader."""
 
 
-def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int | None:
-    """The window `sliding_window` of all layers, or None if each token sees all tokens before it.
+def read_window(hf: HfConfig, default: int | None) -> int | None:
+    """The window `sliding_window`; None for null.
 
     Args:
-        hf: the configuration; null is no window.
+        hf: the configuration.
         default: the window without a key.
-        max_positions: a window of as many tokens has no effect.
 
     Raises:
         ConfigError: the value is not a positive integer or null.
     """
     if hf.get("sliding_window", default) is None:
         return None
-    window = get_int(hf, "sliding_window", default)
-    return window if window < max_positions else None
+    return get_int(hf, "sliding_window", default)
+
+
+def without_idle_windows(config: ModelConfig) -> ModelConfig:
+    """The configuration without windows that have no effect, since they are as long as a text."""
+    layers = [
+        kind._replace(window=None) if kind.window and kind.window >= config.max_positions else kind
+        for kind in config.layers
+    ]
+    return replace(config, layers=tuple(layers))
+
+
+def has_windows(config: ModelConfig) -> tuple[bool, ...]:
+    """Whether each layer has a window."""
+    return tuple(kind.window is not None for kind in config.layers)
+
+
+def by_window[T](config: ModelConfig, windowed: T, full: T) -> tuple[T, ...]:
+    """A value for each layer, by whether it has a window."""
+    return tuple(windowed if has_window else full for has_window in has_windows(config))
 
 
 def window(default: int | None) -> Reader:
     """A reader of the window of all layers; `default` is the window without a key."""
-    return lambda hf, config: {"sliding_window": window_of_all(hf, default, config.max_positions)}
+    return lambda hf, config: {"window": read_window(hf, default)}
 
 
 def windows_of_qwen(first: int = 28) -> Reader:
@@ -45,18 +63,14 @@ def windows_of_qwen(first: int = 28) -> Reader:
     def read(hf: HfConfig, config: ModelConfig) -> Fields:
         """Read the fields; raises `ConfigError`, which names the key."""
         number = config.num_layers
-        window = window_of_all(hf, 4096, config.max_positions)
+        window = read_window(hf, 4096)
         is_used = get_bool(hf, "use_sliding_window", False)
         start = get_count(hf, "max_window_layers", first)
-        has_window = is_used and hf.get("sliding_window", 4096) is not None
+        has_window = is_used and window is not None
         pattern = _pattern_of_types(hf, number, has_window=has_window)
         if pattern is None:
             pattern = tuple(is_used and layer >= start for layer in range(number))
-        if window is None or not any(pattern):
-            return {}
-        if all(pattern):
-            return {"sliding_window": window}
-        return {"sliding_window": window, "window_pattern": pattern}
+        return {"window": _of_layers(pattern, window)}
 
     return read
 
@@ -67,14 +81,13 @@ def windows(pattern: WindowPattern, default: int | None = 4096) -> Reader:
     def read(hf: HfConfig, config: ModelConfig) -> Fields:
         """Read the fields; raises `ConfigError`, which names the key."""
         usual = pattern(hf, config) if callable(pattern) else pattern
-        window = window_of_all(hf, default, config.max_positions)
-        has_window = hf.get("sliding_window", default) is not None
-        found = _pattern_of_types(hf, config.num_layers, has_window=has_window)
-        if found is None and any(usual) and not has_window:
+        window = read_window(hf, default)
+        found = _pattern_of_types(hf, config.num_layers, has_window=window is not None)
+        if found is None and any(usual) and window is None:
             raise refusal(
                 "sliding_window", "must be a positive integer for layers with a window", None
             )
-        return {"sliding_window": window, "window_pattern": found or usual}
+        return {"window": _of_layers(found or usual, window)}
 
     return read
 
@@ -92,15 +105,24 @@ def all_but_each(period: int, key: str | None = None) -> WindowPattern:
 
 
 def windowed_rope(rules: RopeRules) -> Reader:
-    """A reader of the rotary positions of layers with a window."""
-    return lambda hf, config: {
-        "windowed_rope": read_rope(hf, config.head_dim, config.max_positions, rules)[0]
-    }
+    """A reader of the rotary positions of layers with a window, which are read before."""
+
+    def read(hf: HfConfig, config: ModelConfig) -> Fields:
+        """Read the fields; raises `ConfigError`, which names the key."""
+        rope, _ = read_rope(hf, config.head_dim, config.max_positions, rules)
+        return {"rope": by_window(config, rope, config.rope)}
+
+    return read
 
 
 def rotated_windows(hf: HfConfig, config: ModelConfig) -> Fields:
     """The field of models in which only layers with a window have positions."""
-    return {"rope_pattern": config.window_pattern}
+    return {"rope": by_window(config, config.rope, None)}
+
+
+def _of_layers(pattern: tuple[bool, ...], window: int | None) -> tuple[int | None, ...]:
+    """The windows of the layers of a pattern."""
+    return tuple(window if has_window else None for has_window in pattern)
 
 
 def _pattern_of_types(

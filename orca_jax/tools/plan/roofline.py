@@ -182,7 +182,7 @@ def _used_weights(
     if experts is None:
         return layers, layers
     of_experts = each * experts.count * (2 + model.gated_mlp) * model.embed_dim * model.mlp_dim
-    of_experts *= len(model.layers_with_part("mlp")) / model.num_layers
+    of_experts *= len(model.layers_with("mlp")) / model.num_layers
     share = experts.per_token / experts.count
     in_use = 1 - (1 - share) ** tokens
     return layers - of_experts * (1 - in_use), layers - of_experts * (1 - share)

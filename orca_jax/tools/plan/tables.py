@@ -221,7 +221,7 @@ def tables_cost(kernels: Kernels, settings: TableSettings, model: ModelConfig) -
         ConfigError: a table is wrong, or has no kernels for the model; `param` is "cost".
     """
     tensor = settings.tensor
-    plain = model.mixer_pattern == ("attention",) and model.latent is None
+    plain = model.mixers == ("attention",) and model.latent is None
     if not plain or model.head_dim != _HEAD_DIM or model.num_heads % tensor:
         raise ConfigError(
             f"the tables have attention with heads of {_HEAD_DIM} numbers in whole heads for each device; "

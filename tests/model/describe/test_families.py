@@ -34,9 +34,9 @@ def test_windows() -> None:
     """The rules of transformers: which key decides, and which values mean no window."""
 
     def window(family: str, **options: object) -> int | None:
-        return config_from_hf(
-            {"model_type": family, "max_position_embeddings": 8192, **options}
-        ).sliding_window
+        config = config_from_hf({"model_type": family, "max_position_embeddings": 8192, **options})
+        (found,) = {kind.window for kind in config.layers}
+        return found
 
     assert window("mistral") == 4096
     assert window("mistral", sliding_window=None) is None
@@ -66,7 +66,7 @@ def test_some_layers_have_a_window() -> None:
     def windows(family: str, **options: object) -> list[int | None]:
         sizes = {"num_hidden_layers": 5, "max_position_embeddings": 8192, "sliding_window": 64}
         config = config_from_hf({"model_type": family, **sizes, **options})
-        return [kind.window for kind in config.layer_kinds]
+        return [kind.window for kind in config.layers]
 
     full, sliding = "full_attention", "sliding_attention"
     types = [full, sliding, sliding, full, sliding]
@@ -91,7 +91,7 @@ def test_some_layers_have_a_window() -> None:
 def test_a_stage_has_the_kinds_of_its_own_layers() -> None:
     config = config_from_hf({**GEMMA3, "num_hidden_layers": 15})
     for span in (LayerSpan(0, 4, 15), LayerSpan(4, 13, 15), LayerSpan(13, 15, 15)):
-        assert of_span(config, span).layer_kinds == config.layer_kinds[span.start : span.stop]
+        assert of_span(config, span).layers == config.layers[span.start : span.stop]
 
 
 def test_scales_and_caps_of_gemma() -> None:

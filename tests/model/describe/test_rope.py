@@ -20,13 +20,14 @@ def test_layers_with_a_window_have_other_rotary_positions() -> None:
     }
     local, whole = RopeConfig(theta=100.0), RopeConfig(theta=5e5, kind="linear", factor=8.0)
     for options in (old, {"rope_parameters": parts}):
-        kinds = config_from_hf({**GEMMA3, "max_position_embeddings": 512, **options}).layer_kinds
+        kinds = config_from_hf({**GEMMA3, "max_position_embeddings": 512, **options}).layers
         assert [kind.rope for kind in kinds[:7]] == [local] * 5 + [whole, local]
         assert {kind.window for kind in kinds} == {None}, (
             "they differ even if the window has no effect"
         )
     plain = config_from_hf(GEMMA3)
-    assert (plain.rope, plain.windowed_rope) == (RopeConfig(theta=1e6), RopeConfig(theta=1e4))
+    assert [kind.rope.theta for kind in plain.layers[:6] if kind.rope] == [1e4] * 5 + [1e6]
+    assert plain.rope == RopeConfig(theta=1e6)
 
 
 def test_rotated_shares() -> None:

@@ -20,12 +20,12 @@ def read(kind: str, **options: Any) -> ModelConfig:
 
 def ropes(config: ModelConfig) -> list[bool]:
     """Whether each layer has rotary positions."""
-    return [kind.rope is not None for kind in config.layer_kinds]
+    return [kind.rope is not None for kind in config.layers]
 
 
 def windows(config: ModelConfig) -> list[bool]:
     """Whether each layer has a window."""
-    return [kind.window is not None for kind in config.layer_kinds]
+    return [kind.window is not None for kind in config.layers]
 
 
 def test_eps_of_biogpt_is_not_read() -> None:
@@ -79,14 +79,14 @@ def test_llama4_is_served_up_to_the_tokens_from_which_attention_is_another() -> 
         read("llama4_text", **{limit: 64}, attention_chunk_size=None, floor_scale=32).max_positions
         == 31
     )
-    experts = read("llama4_text", interleave_moe_layer_step=2, intermediate_size_mlp=24).experts
-    assert experts is not None and (experts.dense_layers, experts.dense_dim) == ((0, 2, 4, 6), 24)
+    config = read("llama4_text", interleave_moe_layer_step=2, intermediate_size_mlp=24)
+    assert (config.layers_with("dense_mlp"), config.dense_mlp_dim) == ((0, 2, 4, 6), 24)
 
 
 def test_a_theta_of_olmo3_outside_the_objects_is_that_of_full_layers() -> None:
     config = read("olmo3", rope_theta=1e4)
-    assert config.rope is not None and config.windowed_rope is not None
-    assert (config.rope.theta, config.windowed_rope.theta) == (1e4, 5e5)
+    thetas = [kind.rope.theta for kind in config.layers if kind.rope is not None]
+    assert thetas == [5e5, 5e5, 5e5, 1e4] * 2
 
 
 def test_scales_of_scores() -> None:

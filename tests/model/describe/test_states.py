@@ -26,7 +26,7 @@ LFM3: dict[str, Any] = {"model_type": "lfm3"}
 def test_the_pattern_of_lfm3() -> None:
     """Layers 2, 6, ... see all tokens, layers 4, 8, ... a window, and the others have convolutions."""
     config = config_from_hf(LFM3)
-    full, conv, windowed = config.layer_kinds[2], config.layer_kinds[0], config.layer_kinds[4]
+    full, conv, windowed = config.layers[2], config.layers[0], config.layers[4]
     assert (full.mixer, full.window, full.rope.kind, full.rope.share) == (
         "attention",
         None,
@@ -42,13 +42,13 @@ def test_the_pattern_of_lfm3() -> None:
     assert config.layers_with("attention") == tuple(range(2, 24, 2))
     assert config.mixers == ("short_conv", "attention")
     span = LayerSpan(5, 9, 24)
-    assert of_span(config, span).layer_kinds == config.layer_kinds[5:9]
+    assert of_span(config, span).layers == config.layers[5:9]
 
 
 def test_the_factors_of_minimax() -> None:
     factors = {"full_attn_alpha_factor": 3.5, "linear_attn_beta_factor": 0.5, "mlp_beta_factor": 2}
     config = config_from_hf({"model_type": "minimax", "num_hidden_layers": 3, **factors})
-    assert [kind.mixer for kind in config.layer_kinds] == [
+    assert [kind.mixer for kind in config.layers] == [
         "attention",
         "linear_attention",
         "attention",

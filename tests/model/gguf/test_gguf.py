@@ -127,8 +127,9 @@ def write(
         if architecture != "phi3":
             writer.add_key_length(config.head_dim)
             writer.add_value_length(config.head_dim)
-        if config.sliding_window is not None:
-            writer.add_sliding_window(config.sliding_window)
+        windows = {kind.window for kind in config.layers} - {None}
+        for window in windows:
+            writer.add_sliding_window(window)
         if config.attention_soft_cap is not None:
             writer.add_attn_logit_softcapping(config.attention_soft_cap)
         if config.experts is not None:
@@ -314,8 +315,9 @@ def test_a_missing_base_of_rotary_positions_is_that_of_llama_cpp(
     writer.close()
     config = read_model_config(path)
     assert config.rope is not None and config.rope.theta == 10_000.0
-    assert {kind.rope.theta for kind in config.layer_kinds if kind.rope is not None} == {10_000.0}
-    assert config.sliding_window == (16 if architecture == "gemma3" else None)
+    assert {kind.rope.theta for kind in config.layers if kind.rope is not None} == {10_000.0}
+    windows = {kind.window for kind in config.layers}
+    assert windows == ({16, None} if architecture == "gemma3" else {None})
 
 
 def test_a_part_that_changes_between_opening_and_loading(tmp_path: Path) -> None:

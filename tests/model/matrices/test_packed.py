@@ -38,7 +38,8 @@ IDS, EXPERTS = np.arange(3, 40), ExpertsConfig(count=5, per_token=2)
 
 @cache
 def model() -> ModelConfig:
-    return replace(read_model_config("preset:gpt2-tiny"), num_layers=2)
+    tiny = read_model_config("preset:gpt2-tiny")
+    return replace(tiny, layers=tiny.layers[:2])
 
 
 def shapes(devices: int, library: Library = WIDE) -> nnx.State:
@@ -93,7 +94,7 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
 @pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int4"])
 def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
     """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
-    config = replace(model(), num_layers=1, gated_mlp=True, quantization=quantization)
+    config = replace(model(), layers=model().layers[:1], gated_mlp=True, quantization=quantization)
     decoder, ids = (
         random_decoder(config, dtype="float32", mesh=mesh_of(1)),
         jnp.arange(8, dtype=jnp.int32),
@@ -133,7 +134,8 @@ def test_rows_of_a_packed_table(devices: int) -> None:
 )
 def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
     """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
-    config, ids = replace(model(), num_layers=num_layers), jnp.arange(8, dtype=jnp.int32)
+    config = replace(model(), layers=model().layers[:1] * num_layers)
+    ids = jnp.arange(8, dtype=jnp.int32)
     kept = None if keep is None else jnp.array(keep, jnp.int32)
 
     def hidden(library: Library | None) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Small models of many families: log probabilities and greedy ids are those of transformers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import path_of
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import GateClamp
+from orca_jax.values.layer_config import GateClamp, LayerKind
 from tests.model.recorded.configs.mixtures import MIXTURES
 from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
 from tests.model.reference import dense_attention, mesh_of
@@ -81,14 +82,40 @@ def test_log_probabilities_equal_transformers(family: str, number: int, tmp_path
     assert found[PROMPT - 1 : -1].argmax(axis=1).tolist() == model.ids[PROMPT:].tolist()
 
 
+def one_rope(config: ModelConfig, layer: LayerKind) -> LayerKind:
+    """The layer with the rotary positions of layers without a window."""
+    return layer._replace(rope=config.rope)
+
+
+def one_window(config: ModelConfig, layer: LayerKind) -> LayerKind:
+    """The layer with the longest window."""
+    return layer._replace(window=max(kind.window or 0 for kind in config.layers))
+
+
+LAYERS: dict[str, Callable[[ModelConfig, LayerKind], LayerKind]] = {
+    "one rope": one_rope,
+    "all windows": one_window,
+    "no window": lambda config, layer: layer._replace(window=None),
+}
+"""Changes of layers."""
+
+
 def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
     """The changes of a value's fields. Those of a field with fields of its own are a table of them."""
-    return {
-        name: replace(getattr(value, name), **changes_of(getattr(value, name), change))
-        if isinstance(change, dict)
-        else change
-        for name, change in changes.items()
-    }
+    found = {}
+    for name, change in changes.items():
+        if name == "layers":
+            found[name] = tuple(LAYERS[change](value, layer) for layer in value.layers)
+        elif name == "rope":
+            ropes = [layer.rope and replace(layer.rope, **change) for layer in value.layers]
+            pairs = zip(value.layers, ropes, strict=True)
+            found["layers"] = tuple(layer._replace(rope=rope) for layer, rope in pairs)
+        elif isinstance(change, dict):
+            part = getattr(value, name)
+            found[name] = replace(part, **changes_of(part, change))
+        else:
+            found[name] = change
+    return found
 
 
 @pytest.mark.parametrize(
@@ -96,21 +123,21 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
     [
         ("granite", {"residual_scale": 1.0}),
         ("granite", {"logit_scale": 1.0}),
-        ("smollm3", {"rope_pattern": (True,)}),
-        ("cohere2", {"rope_pattern": (True,)}),
+        ("smollm3", {"layers": "one rope"}),
+        ("cohere2", {"layers": "one rope"}),
         ("arcee", {"activation": "relu"}),
         ("ministral3", {"rope": {"temperature": 0.0}}),
         ("hunyuan_v1_dense", {"qk_norm_last": False}),
         ("cohere2_vision", {"logit_scale": 0.0625}),
-        pytest.param("flint", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
+        pytest.param("flint", {"layers": "one rope"}, marks=pytest.mark.slow),
         pytest.param(
             "flint", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
         ),
-        pytest.param("flint", {"sliding_window": None}, marks=pytest.mark.slow),
-        pytest.param("flint", {"window_pattern": (True,)}, marks=pytest.mark.slow),
-        pytest.param("mellum", {"windowed_rope": None}, marks=pytest.mark.slow),
+        pytest.param("flint", {"layers": "no window"}, marks=pytest.mark.slow),
+        pytest.param("flint", {"layers": "all windows"}, marks=pytest.mark.slow),
+        pytest.param("mellum", {"layers": "one rope"}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"rope": {"unit_eps": 0.0}}, marks=pytest.mark.slow),
-        pytest.param("llama4_text", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
+        pytest.param("llama4_text", {"layers": "one rope"}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"experts": {"weighs_inputs": False}}, marks=pytest.mark.slow),
         ("olmo", {"attention_clip": None}),
         ("nanochat", {"embedding_norm": False}),
@@ -120,7 +147,7 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         pytest.param("gemma4_text", {"embedding_scale": 1.0}, marks=pytest.mark.slow),
         pytest.param("laguna", {"attention_gate_activation": "sigmoid"}, marks=pytest.mark.slow),
         pytest.param("laguna", {"experts": {"router": {"soft_cap": None}}}, marks=pytest.mark.slow),
-        pytest.param("laguna", {"windowed_rope": None}, marks=pytest.mark.slow),
+        pytest.param("laguna", {"layers": "one rope"}, marks=pytest.mark.slow),
         pytest.param("cohere", {"residual": "pre_norm"}, marks=pytest.mark.slow),
         pytest.param("glm4", {"rope": {"rotated_dim": None}}, marks=pytest.mark.slow),
         pytest.param("granite", {"embedding_scale": 1.0}, marks=pytest.mark.slow),

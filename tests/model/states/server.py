@@ -56,7 +56,7 @@ class Access:
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, Caches]:
         assert k is not None and sinks is None
-        windows = [kind.window or NO_WINDOW for kind in self.model.layer_kinds]
+        windows = [kind.window or NO_WINDOW for kind in self.model.layers]
         heads, pages = (
             PartitionSpec(None, TENSOR_AXIS, None),
             pages_spec("head_major", TENSOR_AXIS, jnp.dtype("float32"), has_values=v is not None),

@@ -67,8 +67,8 @@ _GEMMA3_TEXT = replace(
     fields=(
         *_BOTH_NORMS,
         {"qk_norm": "head", "logit_soft_cap": number_or_none("final_logit_softcapping")},
-        windowed_rope(_LOCAL),
         windows(all_but_each(6, "sliding_window_pattern")),
+        windowed_rope(_LOCAL),
     ),
     fixed={**_CAUSAL, "attn_logit_softcapping": (None,)},
 )

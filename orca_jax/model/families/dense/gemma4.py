@@ -8,18 +8,18 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from orca_jax.model.families.experts import dense_layers
 from orca_jax.model.families.family import Family
 from orca_jax.model.families.fields import ATTENTION_BIASES, Fields, number_or_none, root_of_width
 from orca_jax.model.families.names import BOTH_NORMS
 from orca_jax.model.families.rope import RopeRules, no_scaling, read_rope
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
-from orca_jax.model.families.windows import windows
+from orca_jax.model.families.windows import has_windows, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import (
     SHARED_MIXERS,
     ExpertsConfig,
-    KeySharing,
     LayerInputs,
     MixerName,
     WideConfig,
@@ -45,9 +45,8 @@ _SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_
 def _attention(hf: HfConfig, config: ModelConfig) -> Fields:
     """The fields of a model without inputs of layers and experts."""
     layers = config.num_layers
-    found = config.window_pattern
     # the last one never has it
-    has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)
+    has_window = (*has_windows(config)[:-1], False)
     sizes = _wide_sizes(hf, config, [layer for layer in range(layers) if not has_window[layer]])
     positions, _ = read_rope(hf, sizes.head_dim, config.max_positions, _WIDE)
     mixers = [_MIXERS[windowed] for windowed in has_window]
@@ -60,13 +59,15 @@ def _attention(hf: HfConfig, config: ModelConfig) -> Fields:
             num_shared,
         )
     is_double = get_bool(hf, "use_double_wide_mlp", False)
-    sharing = KeySharing(num_shared, (1 + is_double) * config.mlp_dim)
+    mlps: Fields = {}
+    if is_double:
+        mlps = dense_layers(config, range(len(own), layers), 2 * config.mlp_dim)
+    ropes = {True: config.rope, False: replace(positions, rotated_dim=sizes.head_dim)}
     return {
-        "window_pattern": has_window,
-        "rope": replace(positions, rotated_dim=sizes.head_dim),
-        "windowed_rope": config.rope,
-        "mixer_pattern": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
-        "key_sharing": sharing if num_shared else None,
+        **mlps,
+        "window": (*(kind.window for kind in config.layers[:-1]), None),
+        "rope": tuple(ropes[windowed] for windowed in has_window),
+        "mixer": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
         "wide": sizes,
     }
 
@@ -95,8 +96,7 @@ def _mixture(hf: HfConfig, config: ModelConfig) -> Fields:
     count, per_token, width = given
     if per_token > count:
         raise refusal("top_k_experts", f"must be at most num_experts {count}", per_token)
-    sharing = config.key_sharing
-    if sharing is not None and sharing.mlp_dim != config.mlp_dim:
+    if config.dense_mlp_dim:
         raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
     return {"mlp_dim": width, "experts": ExpertsConfig(count, per_token, beside_dim=config.mlp_dim)}
 

@@ -79,8 +79,7 @@ def _neo(hf: HfConfig, config: ModelConfig) -> Fields:
     return {
         "attention_bias": False,
         "attention_scale": 1.0,
-        "sliding_window": window if window < config.max_positions else None,
-        "window_pattern": tuple(kind == _LOCAL for kind in kinds),
+        "window": tuple(window if kind == _LOCAL else None for kind in kinds),
     }
 
 
@@ -120,7 +119,7 @@ def _opt(hf: HfConfig, config: ModelConfig) -> Fields:
 
 def _neox_rope(hf: HfConfig, config: ModelConfig) -> Fields:
     rope, longest = read_rope(hf, config.head_dim, config.max_positions, _NEOX_ROPE)
-    return {"rope": rope, "max_positions": longest}
+    return {"rope": rope, "learned_positions": False, "max_positions": longest}
 
 
 GPTS = (

@@ -64,7 +64,7 @@ def _smollm3(hf: HfConfig, config: ModelConfig) -> Fields:
             ropes,
         )
     read_layer_types(hf, layers, ("full_attention", "full_attention"))
-    return {"rope_pattern": tuple(map(bool, ropes))}
+    return {"rope": tuple(config.rope if rotated else None for rotated in ropes)}
 
 
 LLAMAS = (

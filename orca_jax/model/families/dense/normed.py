@@ -38,7 +38,8 @@ def windows_of_exaone(hf: HfConfig, config: ModelConfig) -> Fields:
     if hf.get("layer_types") is not None:
         key = None
     found = windows(all_but_each(4, key))(hf, config)
-    return {**found, "rope_pattern": found["window_pattern"]}
+    ropes = [None if window is None else config.rope for window in found["window"]]
+    return {**found, "rope": tuple(ropes)}
 
 
 def _nanochat(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -87,7 +88,7 @@ NORMED = (
     Family("olmo2", OLMO2_FIELDS, POST_NORMS),
     Family(
         "olmo3",
-        (*OLMO2_FIELDS, windowed_rope(_LOCAL), windows(all_but_each(4))),
+        (*OLMO2_FIELDS, windows(all_but_each(4)), windowed_rope(_LOCAL)),
         POST_NORMS,
         shape=LlamaShape(rules=_GLOBAL),
     ),

@@ -70,7 +70,7 @@ class Wrapper(Family):
         """Read the part for texts of a config.json; raises `ConfigError` as the family of the texts does."""
         text = _text(hf, self.of_images, is_flat=self.is_flat)
         kind = text.get("model_type", self.default)
-        if kind not in self.texts:
+        if not isinstance(kind, str) or kind not in self.texts:
             known = ", ".join(self.texts)
             raise refusal("text_config", f"must have one of the model_types {known}", kind)
         whole = {**text, "model_type": kind}

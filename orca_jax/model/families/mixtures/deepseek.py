@@ -93,7 +93,7 @@ class LatentShape(NamedTuple):
             "head_dim": head_dim,
             "rope": replace(positions, rotated_dim=rotated),
             "attention_scale": scale,
-            "mixer_pattern": ("latent_attention",),
+            "mixer": "latent_attention",
             "latent": self._latent(hf, rotated),
         }
         return with_fields(config, hf, {**ATTENTION_BIASES, **fields})

@@ -10,9 +10,9 @@ from orca_jax.model.families.names import STACKED_EXPERTS
 from orca_jax.model.families.rope import RopeRules, no_scaling
 from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_cap, get_float, refusal
-from orca_jax.model.families.windows import windowed_rope, windows
+from orca_jax.model.families.windows import by_window, has_windows, windowed_rope, windows
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import MixerName, RouterConfig, WideConfig
+from orca_jax.values.layer_config import RouterConfig, WideConfig
 
 _SHARE = "partial_rotary_factor"
 _HEADS = "num_attention_heads_per_layer"
@@ -25,8 +25,6 @@ _FULL = RopeRules(
     notes_beside=_LENGTH,
 )
 _SLIDING = _FULL._replace(part="sliding_attention", default={"rope_theta": 10_000.0})
-_MIXERS: dict[bool, MixerName] = {True: "attention", False: "wide_attention"}
-"""By whether a layer has a window, if heads differ by it."""
 
 
 def _check_positions(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -46,8 +44,7 @@ def _heads(hf: HfConfig, config: ModelConfig) -> Fields:
     if heads is None:
         return {}
     layers = config.num_layers
-    pattern = config.window_pattern
-    has_window = tuple(pattern[layer % len(pattern)] for layer in range(layers))
+    has_window = has_windows(config)
     groups = config.num_kv_heads
     if (
         not isinstance(heads, list)
@@ -68,7 +65,7 @@ def _heads(hf: HfConfig, config: ModelConfig) -> Fields:
     return {
         "num_heads": own,
         "wide": WideConfig(config.head_dim, groups, num_heads=full),
-        "mixer_pattern": tuple(_MIXERS[windowed] for windowed in has_window),
+        "mixer": by_window(config, "attention", "wide_attention"),
     }
 
 

@@ -5,7 +5,6 @@ temperature after `floor_scale` tokens. Texts are at most as long as neither has
 """
 
 from dataclasses import replace
-from typing import Any
 
 from orca_jax.model.families.experts import OF_ROUTERS, Mixture, dense_layers
 from orca_jax.model.families.family import Family
@@ -68,12 +67,11 @@ def _positions(hf: HfConfig, config: ModelConfig) -> Fields:
         positions = replace(positions, unit_eps=config.norm_eps)
     return {
         "max_positions": _longest(hf, config, has_rope),
-        "rope": positions,
-        "rope_pattern": has_rope,
+        "rope": tuple(positions if rotated else None for rotated in has_rope),
     }
 
 
-def _dense(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+def _dense(hf: HfConfig, config: ModelConfig) -> Fields:
     """The fields of layers without experts, whose MLPs have a width of their own."""
     layers = config.num_layers
     step = get_int(hf, "interleave_moe_layer_step", 1)
@@ -82,22 +80,22 @@ def _dense(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         key = "interleave_moe_layer_step" if hf.get("moe_layers") is None else "moe_layers"
         raise refusal(key, f"must leave a layer of {layers} with experts", hf.get(key))
     dense = tuple(sorted(set(range(layers)) - set(sparse)))
-    return dense_layers(dense, get_int(hf, "intermediate_size_mlp", 16384))
+    return dense_layers(config, dense, get_int(hf, "intermediate_size_mlp", 16384))
 
 
 def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
     """The experts, of which a token goes through one."""
     options = {
-        **_dense(hf, config),
         "weighs_inputs": True,
         "shared_gate": False,
         "shared_dim": config.mlp_dim,
         "router": RouterConfig("sigmoid"),
     }
+    mlps = _dense(hf, config)
     found = Mixture("num_local_experts", (16, 1), is_normalised=False, options=options)(hf, config)
     if found["experts"].per_token != 1:
         raise refusal("num_experts_per_tok", "must be 1", found["experts"].per_token)
-    return found
+    return {**found, **mlps}
 
 
 LLAMA4_TEXT = Family(

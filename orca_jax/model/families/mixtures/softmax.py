@@ -32,7 +32,7 @@ from orca_jax.model.families.values import (
     get_int,
     refusal,
 )
-from orca_jax.model.families.windows import window, window_of_all, windowed_rope, windows
+from orca_jax.model.families.windows import read_window, window, windowed_rope, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import ExpertsConfig, RouterConfig
 
@@ -42,10 +42,10 @@ _UNNORMALISED = flag("norm_topk_prob")
 
 def _window_if_used(hf: HfConfig, config: ModelConfig) -> Fields:
     """The window of Qwen3 with experts, which all layers have, or none."""
-    found = window_of_all(hf, 4096, config.max_positions)
+    found = read_window(hf, 4096)
     if not get_bool(hf, "use_sliding_window", False):
         return {}
-    return {"sliding_window": found}
+    return {"window": found}
 
 
 def _phimoe_head(hf: HfConfig, config: ModelConfig) -> Fields:

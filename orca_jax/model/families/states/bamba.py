@@ -36,8 +36,8 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
 def with_mamba(hf: HfConfig, config: ModelConfig, mixers: tuple[MixerName, ...]) -> Fields:
     """The fields of layers with these mixers, some of them Mamba-2; raises `ConfigError` as `read_mamba`."""
     if "mamba" not in mixers:
-        return {"mixer_pattern": mixers}
-    return {"mixer_pattern": mixers, "mamba": read_mamba(hf, config)}
+        return {"mixer": mixers}
+    return {"mixer": mixers, "mamba": read_mamba(hf, config)}
 
 
 def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> MambaConfig:

@@ -38,7 +38,7 @@ def _mamba(hf: HfConfig, config: ModelConfig) -> Fields:
     if get_bool(hf, "mamba_rms_norm", False):
         mamba = replace(mamba, norm="gate_last" if is_last else "gate_first")
     factors = tuple(_factors(hf).items())
-    return {"mixer_pattern": ("attention_mamba",), "mamba": mamba, "weight_factors": factors}
+    return {"mixer": "attention_mamba", "mamba": mamba, "weight_factors": factors}
 
 
 def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:

@@ -12,7 +12,7 @@ from orca_jax.model.families.fields import ATTENTION_BIASES, BIASES, FACTORS, Fi
 from orca_jax.model.families.names import mamba
 from orca_jax.model.families.states.bamba import with_mamba
 from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
-from orca_jax.model.families.windows import windows
+from orca_jax.model.families.windows import has_windows, windows
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import MixerName
 
@@ -58,7 +58,8 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
         )
     is_rotated = hf.get("position_embedding_type") == "rope"
     mixers = tuple(_MIXERS[kind] for kind in kinds)
-    return {**with_mamba(hf, config, mixers), "rope_pattern": (is_rotated,)}
+    positions = config.rope if is_rotated else None
+    return {**with_mamba(hf, config, mixers), "rope": positions}
 
 
 def _bases(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -76,27 +77,13 @@ def _bases(hf: HfConfig, config: ModelConfig) -> Fields:
             f"must be a list of {config.num_layers} numbers, 0 or from 1 on",
             bases,
         )
-    pattern = config.window_pattern
-    of_kinds = []
-    for kind in (False, True):
-        found = {
-            base
-            for layer, base in enumerate(bases)
-            if base and pattern[layer % len(pattern)] is kind
-        }
-        if len(found) > 1:
-            raise refusal(
-                "layer_rope_theta", "must have one number for all layers of a type beside 0", bases
-            )
-        rope = config.rope
-        if found:
-            rope = replace(rope, theta=float(*found))
-        of_kinds.append(rope)
-    return {
-        "rope": of_kinds[0],
-        "windowed_rope": of_kinds[1],
-        "rope_pattern": tuple(base != 0 for base in bases),
-    }
+    of_types = {pair for pair in zip(has_windows(config), bases, strict=True) if pair[1]}
+    if len(of_types) > len({has_window for has_window, _ in of_types}):
+        raise refusal(
+            "layer_rope_theta", "must have one number for all layers of a type beside 0", bases
+        )
+    ropes = [replace(config.rope, theta=float(base)) if base else None for base in bases]
+    return {"rope": tuple(ropes)}
 
 
 def _is_base(value: object) -> bool:

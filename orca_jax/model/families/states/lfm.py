@@ -20,7 +20,7 @@ from orca_jax.model.families.values import (
     layer_list,
     refusal,
 )
-from orca_jax.model.families.windows import read_layer_types, window, windowed_rope
+from orca_jax.model.families.windows import read_layer_types, read_window, windowed_rope
 from orca_jax.values.cache_spec import ceil_div
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import MixerName, RouterConfig, ShortConvConfig
@@ -71,8 +71,8 @@ def _mixers(hf: HfConfig, kinds: Sequence[str], *, width: int) -> Fields:
     )
     mixers = tuple(_MIXERS[kind] for kind in kinds)
     if _CONV not in kinds:
-        return {"mixer_pattern": mixers}
-    return {"mixer_pattern": mixers, "short_conv": conv}
+        return {"mixer": mixers}
+    return {"mixer": mixers, "short_conv": conv}
 
 
 def _lfm2_moe(hf: HfConfig, config: ModelConfig) -> Fields:
@@ -115,12 +115,13 @@ def _lfm3(hf: HfConfig, config: ModelConfig) -> Fields:
         raise refusal(
             "rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts)
         )
-    if _SLIDING in kinds and hf.get("sliding_window", 256) is None:
+    window = read_window(hf, 256)
+    if _SLIDING in kinds and window is None:
         raise refusal(
             "sliding_window", f"must be a positive integer for layers with {_SLIDING}", None
         )
-    pattern = tuple(kind == _SLIDING for kind in kinds)
-    return {**_mixers(hf, kinds, width=7), "window_pattern": pattern}
+    windows = tuple(window if kind == _SLIDING else None for kind in kinds)
+    return {**_mixers(hf, kinds, width=7), "window": windows}
 
 
 def _default_kind(layer: int) -> str:
@@ -197,9 +198,8 @@ LFMS = (
         "lfm3",
         (
             only_silu,
-            windowed_rope(_ROPES[_SLIDING]),
             _lfm3,
-            window(256),
+            windowed_rope(_ROPES[_SLIDING]),
             ATTENTION_BIASES,
             {
                 "qk_norm": "head",

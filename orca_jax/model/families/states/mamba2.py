@@ -17,7 +17,7 @@ from orca_jax.model.families.values import (
     token_ids,
 )
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import RopeConfig
+from orca_jax.values.layer_config import LayerKind
 
 _LONGEST = 262_144  # without a key, since transformers has none: the context of Codestral Mamba
 
@@ -39,10 +39,11 @@ class _Mamba2Shape(NamedTuple):
         activation = get_activation(hf, "hidden_act", "silu")
         if activation != "silu":
             raise refusal("hidden_act", "must be silu for mamba2", hf.get("hidden_act"))
+        number = get_layers(hf, "num_hidden_layers", 64)
         return ModelConfig(
             family=family,
             vocab_size=get_int(hf, "vocab_size", 32768),
-            num_layers=get_layers(hf, "num_hidden_layers", 64),
+            layers=(LayerKind(mixer="mamba", mlp="no_mlp"),) * number,
             embed_dim=embed,
             num_heads=sizes.num_heads,
             num_kv_heads=1,
@@ -56,12 +57,9 @@ class _Mamba2Shape(NamedTuple):
             attention_bias=False,
             mlp_bias=False,
             tied_embeddings=get_bool(hf, "tie_word_embeddings", False),
-            rope=RopeConfig(),
-            rope_pattern=(False,),
             eos_token_ids=token_ids(hf.get("eos_token_id")),
             bos_token_id=first_token_id(hf, "bos_token_id"),
             residual="single",
-            mixer_pattern=("mamba",),
             mamba=sizes,
         )
 

@@ -19,7 +19,7 @@ _FACTORS = {"full_attn": "attention", "linear_attn": "linear_attention", "mlp": 
 def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
     kinds = kinds or [_TYPES[layer % 2] for layer in range(config.num_layers)]
-    return {"mixer_pattern": tuple(_MIXERS[kind] for kind in kinds)}
+    return {"mixer": tuple(_MIXERS[kind] for kind in kinds)}
 
 
 def _residuals(hf: HfConfig, config: ModelConfig) -> Fields:

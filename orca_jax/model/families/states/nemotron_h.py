@@ -47,11 +47,12 @@ class _NemotronShape(NamedTuple):
 
 def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
     mixers = tuple(_MIXERS[kind] for kind in _layer_kinds(hf))
+    mlps = tuple("mlp" if mixer == "no_mixer" else "no_mlp" for mixer in mixers)
     if "mamba" not in mixers:
-        return {"mixer_pattern": mixers}
+        return {"mixer": mixers, "mlp": mlps}
     limits = (get_float(hf, "time_step_min", 0.001), math.inf)
     sizes = read_heads(hf, "mamba_", "ssm_state_size", limits)
-    return {"mixer_pattern": mixers, "mamba": sizes}
+    return {"mixer": mixers, "mlp": mlps, "mamba": sizes}
 
 
 def _dense(hf: HfConfig, config: ModelConfig) -> tuple[int, ...]:
@@ -98,7 +99,7 @@ NEMOTRON_H = Family(
             "gated_mlp": False,
             "mlp_bias": flag("mlp_bias"),
             "residual": "single",
-            "rope_pattern": (False,),
+            "rope": None,
         },
         _mixers,
         _experts,

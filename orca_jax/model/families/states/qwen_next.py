@@ -30,8 +30,8 @@ def _mixers(hf: HfConfig, config: ModelConfig) -> Fields:
     ]
     mixers = tuple(_MIXERS[kind] for kind in kinds)
     if _LINEAR not in kinds:
-        return {"mixer_pattern": mixers}
-    return {"mixer_pattern": mixers, "delta_rule": _delta_rule(hf)}
+        return {"mixer": mixers}
+    return {"mixer": mixers, "delta_rule": _delta_rule(hf)}
 
 
 def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
