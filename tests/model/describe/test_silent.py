@@ -133,6 +133,7 @@ def test_gelu_of_gemma_is_an_approximation() -> None:
             "first_k_dense_replace",
         ),
         ({"model_type": "internvl", "text_config": {"model_type": "gpt_oss"}}, "text_config"),
+        ({"model_type": "internvl", "text_config": {"model_type": ["llama"]}}, "text_config"),
         ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "num_experts_per_tok"),
         ({"model_type": "llama4_text", "moe_layers": [48]}, "moe_layers"),
         ({"model_type": "llama4_text", "no_rope_layers": [0] * 48}, "no_rope_layers"),
