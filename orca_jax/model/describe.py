@@ -111,10 +111,10 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     hf, stored = _take_stored_form(hf, family)
     check_keys(hf, family)
     config = dataclasses.replace(
-        family.config_from_hf(resolve_aliases(hf, family)),
-        quantization=quantization,
-        stored=stored,
+        family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization
     )
+    if stored is not None:
+        config = dataclasses.replace(config, stored=stored)
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
 

@@ -244,7 +244,8 @@ class StoredForm:
     """The form of weights that another program quantised and published; see model/published.
 
     Attributes:
-        layout: the names of the tensors, and the order of their numbers. "scaled" has those that say everything.
+        layout: the names of the tensors, and the order of their numbers. "scaled" has those that say everything;
+            "mxfp4" has the matrices of experts alone.
         bits: of a number; with the layout "scaled" the most of a matrix, whose tensors say it.
         group_size: inputs that share a scale; 0: all. With the layout "scaled" the fewest.
         zero_offset: added to stored zero points.
@@ -253,7 +254,7 @@ class StoredForm:
         block: outputs and inputs of a scale, where scales are of blocks.
     """
 
-    layout: Literal["gptq", "awq", "scaled"]
+    layout: Literal["gptq", "awq", "scaled", "mxfp4"]
     bits: int
     group_size: int = 0
     zero_offset: int = 0

@@ -8,13 +8,23 @@ from orca_jax.kernels.matmul.api import (
     quantised_scores,
     table_scores,
 )
-from orca_jax.kernels.matmul.parts import Quantised, group_size, lanes
+from orca_jax.kernels.matmul.parts import (
+    PER_BYTE,
+    MatrixKind,
+    Quantised,
+    group_size,
+    lanes,
+    numbers_of,
+)
 
 __all__ = [
+    "PER_BYTE",
+    "MatrixKind",
     "Quantised",
     "group_size",
     "lanes",
     "matmul",
+    "numbers_of",
     "precision_of",
     "product_of_heads",
     "quantised_matmul",

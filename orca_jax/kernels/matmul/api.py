@@ -12,8 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.backend import Backend, run_backend
-from orca_jax.kernels.matmul.parts import Quantised
-from orca_jax.values.config import Quantization
+from orca_jax.kernels.matmul.parts import MatrixKind, Quantised
 
 BACKENDS = (
     Backend("blocks", "orca_jax.kernels.matmul.blocks", "cpu"),
@@ -40,7 +39,7 @@ def product_of_heads(
 
 
 def quantised_matmul(
-    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, dtype: jnp.dtype, splits: int = 1
+    x: Float[Array, "T I"], weight: Quantised, kind: MatrixKind, dtype: jnp.dtype, splits: int = 1
 ) -> Float[Array, "T O"]:
     """`x` times a quantised matrix: operands in `dtype`, float32 sums, and the scales after the sums.
 

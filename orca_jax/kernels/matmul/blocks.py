@@ -12,17 +12,16 @@ from jaxtyping import Array, Float, Num
 
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 from orca_jax.kernels.matmul.api import dot, precision_of
-from orca_jax.kernels.matmul.parts import Quantised, lanes
-from orca_jax.values.config import Quantization
+from orca_jax.kernels.matmul.parts import PER_BYTE, MatrixKind, Quantised, numbers_of
 
 BLOCK = 128  # rows of values that are converted at once
 
 
 def multiply(
-    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int
+    x: Float[Array, "T I"], weight: Quantised, kind: MatrixKind, splits: int
 ) -> Float[Array, "T O"]:
     """Convert some rows of the values, multiply, add up, and continue with the next rows."""
-    per_row = 2 if kind == "int4" else 1  # inputs in a row of values
+    per_row = PER_BYTE[kind]  # inputs in a row of values
     values = weight.values.reshape(splits, -1, weight.values.shape[-1])  # [S, J, O]
     inputs = x.reshape(x.shape[0], splits, -1, per_row).transpose(3, 1, 0, 2)  # [per_row, S, T, J]
     rows = values.shape[1]
@@ -90,17 +89,15 @@ def plain_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Flo
 
 
 def _on_cpu(
-    values: Num[Array, "*any"], kind: Quantization, dtype: jnp.dtype
+    values: Num[Array, "*any"], kind: MatrixKind, dtype: jnp.dtype
 ) -> tuple[Float[Array, "*any"], ...]:
     """The numbers of each lane of stored values, without scales."""
-    if kind == "int4":
-        return tuple(lane.astype(dtype) for lane in lanes(values))
-    if kind == "int8":
-        return (values.astype(dtype),)
-    return (bits_in_16(values).astype(dtype),)
+    if kind == "fp8":
+        return (bits_in_16(values).astype(dtype),)
+    return tuple(lane.astype(dtype) for lane in numbers_of(values, kind))
 
 
-def _after(weight: Quantised, kind: Quantization) -> Array:
+def _after(weight: Quantised, kind: MatrixKind) -> Array:
     """The factor on the sums over `_on_cpu`."""
     scale: Array = jnp.float32(1) if weight.is_grouped else weight.scale
     if kind == "fp8":

@@ -1,13 +1,20 @@
 """Quantised matrices, as all backends read them."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
+from orca_jax.values.config import Quantization
 from orca_jax.values.layer_config import INT4_GROUP
+
+MatrixKind = Quantization | Literal["fp4"]
+"""The kind of stored values. Those of fp4 are numbers in e2m1, two in a byte, and half of a scale belongs to them."""
+
+PER_BYTE: Mapping[MatrixKind, int] = {"int8": 1, "fp8": 1, "int4": 2, "fp4": 2}
 
 
 class Quantised(NamedTuple):
@@ -38,6 +45,25 @@ def lanes(values: Num[Array, "*any"]) -> tuple[Num[Array, "*any"], Num[Array, "*
     return lax.shift_right_arithmetic(values << four, four), lax.shift_right_arithmetic(
         values, four
     )
+
+
+def numbers_of(values: Num[Array, "*any"], kind: MatrixKind) -> tuple[Num[Array, "*any"], ...]:
+    """The numbers of bytes: of two in a byte the low ones first. Those of fp4 are twice as large, and integers."""
+    if PER_BYTE[kind] == 1:
+        return (values,)
+    found = lanes(values)
+    if kind == "fp4":
+        return tuple(map(_doubled_e2m1, found))
+    return found
+
+
+def _doubled_e2m1(codes: Num[Array, "*any"]) -> Num[Array, "*any"]:
+    """Twice the numbers of codes: a sign, two bits of an exponent, and one of a fraction."""
+    size = codes & jnp.int8(7)
+    fraction = size & jnp.int8(1)
+    shift = jnp.maximum((size >> jnp.int8(1)) - jnp.int8(1), jnp.int8(0))
+    doubled = jnp.where(size < 2, size, lax.shift_left(fraction + jnp.int8(2), shift))
+    return jnp.where(codes < 0, -doubled, doubled)
 
 
 def in_groups(

@@ -4,18 +4,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from orca_jax.kernels.matmul.api import dot, matmul
-from orca_jax.kernels.matmul.parts import Quantised, in_groups, lanes
-from orca_jax.values.config import Quantization
+from orca_jax.kernels.matmul.parts import MatrixKind, Quantised, in_groups, numbers_of
 
 
 def multiply(
-    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int
+    x: Float[Array, "T I"], weight: Quantised, kind: MatrixKind, splits: int
 ) -> Float[Array, "T O"]:
     """`x` times the matrix; one device adds up the inputs of all, so that `splits` has no meaning here."""
     if not weight.is_grouped:
         return dot("ti,io->to", x, weight.values.astype(x.dtype)) * weight.scale
     groups = weight.values.reshape(weight.scale.shape[0], -1, weight.values.shape[1])
-    found = lanes(groups) if kind == "int4" else (groups,)
+    found = numbers_of(groups, kind)
     count = len(found)
     scaled = (in_groups(lane, weight.scale, weight.zero) for lane in found)
     pairs = (

@@ -16,6 +16,7 @@ from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows, read_ex
 OF_EXPERT = "[{expert}]"  # ends the key of a matrix in a tensor of all experts
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP_BYTES = 16
+MXFP4_GROUP = 2 * _GROUP_BYTES  # numbers with one scale
 MOST_EXPERTS = 4096  # a damaged file may claim any number
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -32,19 +33,19 @@ class Mxfp4Matrix(FileMatrix):
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
-        numbers, powers = self.read_parts(start, start + len(values))
-        scaled = np.ldexp(numbers, powers[..., None])
+        packed, powers = self.read_codes(start, start + len(values))
+        scaled = np.ldexp(e2m1_numbers(packed), powers[..., None])
         values[...] = scaled.reshape(values.shape).astype(self.dtype)
 
-    def read_parts(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of some rows by groups, float32 [O, G, 32], and the power of two of each group. Raises OSError."""
+    def read_codes(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of some rows by groups [O, G, 16], and the power of two of each group [O, G]. Raises OSError."""
         count = stop - start
-        groups = self.num_columns // (2 * _GROUP_BYTES)
+        groups = self.num_columns // MXFP4_GROUP
         packed = np.empty((count, groups, _GROUP_BYTES), np.uint8)
         read_exactly(self.descriptor, self.begin + start * groups * _GROUP_BYTES, packed)
         exponents = np.empty((count, groups), np.uint8)
         read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
-        return e2m1_numbers(packed), exponents.astype(np.int32) - 127
+        return packed, exponents.astype(np.int32) - 127
 
 
 def e2m1_numbers(stored: np.ndarray) -> np.ndarray:

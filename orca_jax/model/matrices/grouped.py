@@ -9,28 +9,39 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from orca_jax.kernels.matmul import Quantised
-from orca_jax.model.matrices.scaled import QuantisedMatrix
+from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, Quantised
+from orca_jax.model.matrices.scaled import QuantisedExperts, QuantisedMatrix
 from orca_jax.model.sharding import MESH_AXES, partition_spec
-from orca_jax.values.config import Quantization
+from orca_jax.values.config import DType
 
 FEWEST = 32  # inputs of a group that is a part of one in files
 
 
 class GroupedForm(NamedTuple):
-    """The form of a matrix: the kind of its values, and the inputs of a group."""
+    """The form of a matrix.
 
-    kind: Quantization
+    Attributes:
+        kind: that of its values.
+        group: the inputs of a group.
+        has_zero: groups have zero points.
+        scale: the type of the scales of groups.
+        has_order: the inputs have an order of their own.
+    """
+
+    kind: MatrixKind
     group: int
     has_zero: bool = False
+    scale: DType = "float32"
+    has_order: bool = False
 
 
 class GroupedNumbers(NamedTuple):
-    """The values of a `kernels.matmul.Quantised`, read from files."""
+    """The values of a `kernels.matmul.Quantised`, read from files; `order` is that of the inputs, if they have one."""
 
     values: np.ndarray
     scale: np.ndarray
     zero: np.ndarray | None = None
+    order: np.ndarray | None = None
 
 
 def kept_group(size: int, inputs: int) -> int | None:
@@ -44,8 +55,13 @@ def kept_group(size: int, inputs: int) -> int | None:
     return None
 
 
-def grouped_shapes(plain: nnx.Param[Any], form: GroupedForm) -> QuantisedMatrix | None:
-    """The shapes of a matrix or of a stack in a form of files; None if a byte has inputs of two groups or devices.
+def grouped_shapes(
+    plain: nnx.Param[Any], form: GroupedForm
+) -> QuantisedMatrix | QuantisedExperts | None:
+    """The shapes of a matrix or of a stack in a form of files.
+
+    None if a byte has inputs of two groups or devices, if a group of experts has those of two devices, or if inputs
+    with an order are those of experts or of several devices.
 
     Args:
         plain: its sharded shape, with logical axes.
@@ -56,9 +72,13 @@ def grouped_shapes(plain: nnx.Param[Any], form: GroupedForm) -> QuantisedMatrix 
     *stack, inputs, outputs = held.shape
     mesh = held.sharding.mesh
     splits = 1 if MESH_AXES[axes[-2]] is None else mesh.size
-    per_byte = 2 if form.kind == "int4" else 1
-    if inputs // splits % per_byte or form.group % per_byte:
+    has_experts = "experts" in axes
+    per_byte = PER_BYTE[form.kind]
+    if inputs // splits % (form.group if has_experts else per_byte) or form.group % per_byte:
         return None
+    if form.has_order and (has_experts or splits > 1):
+        return None
+    of_groups = axes[-2] if has_experts else "groups"
 
     def shape(sizes: tuple[int, ...], dtype: Any, *inputs_axis: str) -> Any:
         names = (*axes[:-2], *inputs_axis, axes[-1])
@@ -68,16 +88,33 @@ def grouped_shapes(plain: nnx.Param[Any], form: GroupedForm) -> QuantisedMatrix 
     groups = inputs // form.group
     zero = None
     if form.has_zero:
-        zero = shape((groups,), jnp.int16, "groups")
-    if groups == 1 and zero is None and form.kind != "int4":
-        scale = shape((), jnp.float32)
+        zero = shape((groups,), jnp.int16, of_groups)
+    if groups == 1 and zero is None and per_byte == 1:
+        scale = shape((), jnp.dtype(form.scale))
     else:
-        scale = shape((groups,), jnp.float32, "groups")
+        scale = shape((groups,), jnp.dtype(form.scale), of_groups)
     kind = jnp.float8_e4m3fn if form.kind == "fp8" else jnp.int8
     parts = Quantised(shape((inputs // per_byte,), kind, axes[-2]), scale, zero)
-    is_stacked = len(stack) > 0
-    names = (axes[-2], axes[-1])
-    return QuantisedMatrix(parts, names, form.kind, held.dtype, splits, is_stacked=is_stacked)
+    is_stacked = "layers" in axes
+    if has_experts:
+        _, first, last = axes[-3:]
+        names = ("experts", first, last)
+        return QuantisedExperts(
+            parts, names, form.kind, held.dtype, is_stacked=is_stacked, groups=of_groups
+        )
+    order = None
+    if form.has_order:
+        sharding = NamedSharding(mesh, partition_spec((*axes[:-2], "groups")))
+        order = jax.ShapeDtypeStruct((*stack, inputs), jnp.int32, sharding=sharding)
+    return QuantisedMatrix(
+        parts,
+        (axes[-2], axes[-1]),
+        form.kind,
+        held.dtype,
+        splits,
+        is_stacked=is_stacked,
+        order=order,
+    )
 
 
 def grouped_integers(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.matmul import Quantised, group_size, lanes
+from orca_jax.kernels.matmul import MatrixKind, Quantised, group_size, lanes, numbers_of
 from orca_jax.kernels.native import FewBits
 from orca_jax.values.config import Quantization
 from orca_jax.values.errors import ConfigError
@@ -136,15 +136,17 @@ def check_inputs(kind: Quantization | None, inputs: int, splits: int) -> None:
         raise ConfigError(message, param="quantization")
 
 
-def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Array, "*layers I O"]:
+def expand(weight: Quantised, kind: MatrixKind, dtype: jnp.dtype) -> Float[Array, "*layers I O"]:
     """The plain matrices of `dtype` that quantised ones stand for."""
-    if kind != "int4":
-        return (weight.values.astype(jnp.float32) * weight.scale[..., None, :]).astype(dtype)
-    values = jnp.stack(lanes(weight.values), axis=-2).astype(jnp.float32)  # [*layers, J, 2, O]
-    *layers, inputs, _, outputs = values.shape
-    groups = values.reshape(*layers, weight.scale.shape[-2], -1, outputs)
     scale = weight.scale[..., None, :].astype(jnp.float32)
-    return (groups * scale).reshape(*layers, 2 * inputs, outputs).astype(dtype)
+    if not weight.is_grouped:
+        return (weight.values.astype(jnp.float32) * scale).astype(dtype)
+    values = jnp.stack(numbers_of(weight.values, kind), axis=-2)  # [*layers, J, in a byte, O]
+    *layers, inputs, per_byte, outputs = values.shape
+    groups = values.astype(jnp.float32).reshape(*layers, scale.shape[-3], -1, outputs)
+    if weight.zero is not None:
+        groups -= weight.zero[..., None, :].astype(jnp.float32)
+    return (groups * scale).reshape(*layers, inputs * per_byte, outputs).astype(dtype)
 
 
 def few_bits(weight: Quantised, form: str) -> FewBits:

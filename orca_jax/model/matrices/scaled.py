@@ -9,26 +9,35 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp import KernelForm
-from orca_jax.kernels.matmul import Quantised, quantised_matmul, quantised_scores
+from orca_jax.kernels.matmul import MatrixKind, Quantised, quantised_matmul, quantised_scores
 from orca_jax.kernels.native import Library
 from orca_jax.model.matrices.few_bits import has_packed_bits, packed_bits, packed_bits_table
 from orca_jax.model.matrices.quantise import expand
-from orca_jax.values.config import Quantization
 
 
 class _StoredParts(nnx.Module):
-    """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs."""
+    """Values and scales as parameters with logical axes. The last two of `axes` are inputs and outputs.
+
+    `groups` is the axis of the scales' groups. By default each device has the scales of all groups, since a group of
+    inputs may reach over the edge of a device.
+    """
 
     is_plain = False
 
-    def __init__(self, parts: Quantised, axes: tuple[str, ...], *, is_stacked: bool) -> None:
+    def __init__(
+        self,
+        parts: Quantised,
+        axes: tuple[str, ...],
+        *,
+        is_stacked: bool,
+        groups: str = "groups",
+    ) -> None:
         if is_stacked:
             axes = ("layers", *axes)
         *first, inputs, outputs = axes
         self.values = nnx.Param(parts.values, axes=(*first, inputs, outputs))
-        # A group of inputs may reach over the edge of a device, so each device has the scales of all groups.
         if parts.is_grouped:
-            first.append("groups")
+            first.append(groups)
         self.scale = nnx.Param(parts.scale, axes=(*first, outputs))
         zero = None
         if parts.zero is not None:
@@ -52,6 +61,7 @@ class QuantisedMatrix(_StoredParts):
         dtype: type of the operands of products.
         splits: devices over which the inputs are split.
         is_stacked: true if there is a leading axis for layers.
+        order: the input that each row of the matrix multiplies, int32 [I]; None if they are in order.
     """
 
     products_of = "scaled"
@@ -60,14 +70,19 @@ class QuantisedMatrix(_StoredParts):
         self,
         parts: Quantised,
         axes: tuple[str, str],
-        kind: Quantization,
+        kind: MatrixKind,
         dtype: jnp.dtype,
         splits: int,
         *,
         is_stacked: bool,
+        order: Array | None = None,
     ) -> None:
         super().__init__(parts, axes, is_stacked=is_stacked)
-        self.kind: Quantization = kind
+        held = None
+        if order is not None:
+            held = nnx.Param(order, axes=("layers", "groups") if is_stacked else ("groups",))
+        self.order = nnx.data(held)
+        self.kind: MatrixKind = kind
         self.dtype = dtype
         self.splits = splits
 
@@ -80,8 +95,15 @@ class QuantisedMatrix(_StoredParts):
         """`x` times each of some matrices, with float32 sums."""
         assert sizes is None, "QuantisedExperts has the matrices of experts"
         return [
-            quantised_matmul(x, each.parts, each.kind, each.dtype, each.splits) for each in matrices
+            quantised_matmul(each._ordered(x), each.parts, each.kind, each.dtype, each.splits)
+            for each in matrices
         ]
+
+    def _ordered(self, x: Float[Array, "T I"]) -> Float[Array, "T I"]:
+        """The inputs in the order of the matrix."""
+        if self.order is None:
+            return x
+        return x[:, self.order[...]]
 
     def packed(self, library: Library, num_devices: int) -> Any:
         """Return the form that the library reads; see `packed_bits`."""
@@ -101,6 +123,7 @@ class QuantisedExperts(_StoredParts):
         kind: the kind of the values.
         dtype: type of the operands of products.
         is_stacked: true if there is a leading axis for layers.
+        groups: the axis of the scales' groups, if there are some; each device has those of its own inputs.
     """
 
     products_of = "scaled experts"
@@ -109,13 +132,14 @@ class QuantisedExperts(_StoredParts):
         self,
         parts: Quantised,
         axes: tuple[str, str, str],
-        kind: Quantization,
+        kind: MatrixKind,
         dtype: jnp.dtype,
         *,
         is_stacked: bool,
+        groups: str = "groups",
     ) -> None:
-        super().__init__(parts, axes, is_stacked=is_stacked)
-        self.kind: Quantization = kind
+        super().__init__(parts, axes, is_stacked=is_stacked, groups=groups)
+        self.kind: MatrixKind = kind
         self.dtype = dtype
 
     def expert_form(self, count: int) -> KernelForm:

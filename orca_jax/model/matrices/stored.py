@@ -148,7 +148,7 @@ def keep_bits(
         stored: the matrices of the files.
         decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
             have a form.
-        library: the library of the products; None for those of XLA, which read linear layers alone.
+        library: the library of the products; None for those of XLA, which read no tables.
         num_devices: the devices that share the processors of this machine.
     """
 
@@ -169,9 +169,8 @@ def keep_bits(
         return stored_bits(held, library, num_devices, forms)
 
     for keys, module in list(nnx.iter_modules(decoder)):
-        if library is None and not isinstance(module, Linear):
-            continue
-        matrices = {name: getattr(module, name) for name in _matrix_names(module)}
+        names = matrix_names(module, has_library=library is not None)
+        matrices = {name: getattr(module, name) for name in names}
         forms = {
             name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()
         }
@@ -180,14 +179,15 @@ def keep_bits(
                 setattr(module, name, form)
 
 
-def _matrix_names(module: nnx.Module) -> Sequence[str]:
-    """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
-    if isinstance(module, Experts):
-        if module.is_alone:
-            return list(module.matrices)
-        return ()
+def matrix_names(module: nnx.Module, *, has_library: bool) -> Sequence[str]:
+    """The matrices of a module that keep their bits, all or none.
+
+    The library reads those of experts on one device, and XLA no tables.
+    """
+    if isinstance(module, Experts) and (module.is_alone or not has_library):
+        return list(module.matrices)
     if isinstance(module, Linear):
         return ("kernel",)
-    if isinstance(module, Table):
+    if isinstance(module, Table) and has_library:
         return ("table",)
     return ()

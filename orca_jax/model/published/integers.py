@@ -16,7 +16,6 @@ from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, packed_stripes
 from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers, grouped_integers
 from orca_jax.model.published.matrix import PublishedMatrix
-from orca_jax.values.config import Quantization
 
 
 class MatrixColumns(NamedTuple):
@@ -73,15 +72,23 @@ class IntegerMatrix(PublishedMatrix):
 
     @property
     def grouped(self) -> GroupedForm | None:
-        """The form of the numbers for products of XLA; None if the groups are not in order."""
-        if self.groups is not None:
+        """The form of the numbers for products of XLA; None if groups have different sizes."""
+        if self.form is None:
             return None
-        kind: Quantization = "int4" if self.bits == 4 else "int8"
-        return GroupedForm(kind, self.shape[1] // self.num_groups, self.zeros is not None)
+        return GroupedForm(
+            "int4" if self.bits == 4 else "int8",
+            self.shape[1] // self.num_groups,
+            has_zero=self.zeros is not None,
+            has_order=self.groups is not None,
+        )
 
     def grouped_numbers(self) -> GroupedNumbers:
         """All numbers in the form `grouped`. Raises OSError."""
-        return grouped_integers(*self.reader()(self.stored), self.bits)
+        numbers, scales, zeros = self.reader()(self.stored)
+        order = self.input_order
+        if order is not None:
+            numbers = numbers[:, order]
+        return grouped_integers(numbers, scales, zeros, self.bits)._replace(order=order)
 
     @property
     def input_order(self) -> np.ndarray | None:

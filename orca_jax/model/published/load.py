@@ -1,7 +1,7 @@
 """Load a directory with weights that another program quantised.
 
-Matrices keep their bits where there is a product for them: integers with the library in C, and integers and numbers in
-e4m3 of linear layers with XLA. Others are dequantised while they are read, some rows at a time.
+Matrices keep their bits where there is a product for them: that of the library in C, or for inputs in order that of
+XLA. Others are dequantised while they are read, some rows at a time.
 """
 
 from contextlib import ExitStack
@@ -13,18 +13,20 @@ from typing import Any
 from flax import nnx
 
 from orca_jax.helpers.console import Progress
+from orca_jax.kernels.matmul import MatrixKind
 from orca_jax.kernels.native import Library
+from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.layers import Linear
 from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
 from orca_jax.model.matrices.stored import (
     StoredBits,
     StoredMatrices,
     keep_bits,
+    matrix_names,
     outputs_of,
 )
 from orca_jax.model.parameters import Wanted, first_line
@@ -34,7 +36,7 @@ from orca_jax.model.published.numbers import FloatMatrix
 from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
-from orca_jax.values.config import ModelConfig, Quantization
+from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import StoredForm
 
 
@@ -51,7 +53,7 @@ def load_published(
 def has_mxfp4(directory: Path, config: ModelConfig) -> bool:
     """True if a directory without a published form has matrices of experts in MXFP4. Raises CheckpointError."""
     table = FAMILIES[config.family].weights(config)
-    if config.stored is not None or not has_stacks(table):
+    if not has_stacks(table):
         return False
     with ExitStack() as stack:
         files = open_files(directory, stack, has_stacks=True)
@@ -68,21 +70,33 @@ def keep_published(
 
 
 def keep_planned(decoder: Decoder, form: StoredForm) -> None:
-    """Give the linear layers of a decoder the form that XLA would keep, without files: the upper bound of a plan."""
-    if form.is_ordered or (form.bits == 4 and not form.has_integers):
-        return
-    kind: Quantization = "fp8"
-    if form.has_integers:
-        kind = "int4" if form.bits == 4 else "int8"
+    """Give the matrices of a decoder the form that XLA would keep, without files: the upper bound of a plan."""
     for _, module in list(nnx.iter_modules(decoder)):
-        if not isinstance(module, Linear) or not module.kernel.is_plain:
-            continue
-        kernel: Any = module.kernel
-        inputs = kernel.get_value().shape[-2]
-        size = kept_group(form.group_size or inputs, inputs)
-        if size is not None:
-            grouped = GroupedForm(kind, size, has_zero=form.bits == 4)
-            module.kernel = grouped_shapes(kernel, grouped) or kernel
+        is_meant = isinstance(module, Experts) or form.layout != "mxfp4"
+        for name in matrix_names(module, has_library=False):
+            matrix: Any = getattr(module, name)
+            if is_meant and matrix.is_plain:
+                setattr(module, name, _planned(matrix, form) or matrix)
+
+
+def _planned(plain: nnx.Param[Any], form: StoredForm) -> Any:
+    """The shapes of a matrix in the form that XLA would keep; None if there is none."""
+    inputs = plain.get_value().shape[-2]
+    size = kept_group(form.group_size or inputs, inputs)
+    if size is None:
+        return None
+    if form.layout == "mxfp4":
+        return grouped_shapes(plain, GroupedForm("fp4", size, scale="bfloat16"))
+    kinds: dict[tuple[bool, int], MatrixKind] = {
+        (True, 4): "int4",
+        (False, 4): "fp4",
+        (True, 8): "int8",
+    }
+    kind = kinds.get((form.has_integers, form.bits), "fp8")
+    has_zero = kind == "int4"
+    return grouped_shapes(
+        plain, GroupedForm(kind, size, has_zero=has_zero, has_order=form.is_ordered)
+    )
 
 
 def _opened(
@@ -91,7 +105,7 @@ def _opened(
     """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
     table = FAMILIES[config.family].weights(config)
     files = open_files(directory, stack, has_stacks=has_stacks(table))
-    if config.stored is None:
+    if config.stored is None or config.stored.layout == "mxfp4":
         return files, oriented(table, files.rows)
     tensors = {
         key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)

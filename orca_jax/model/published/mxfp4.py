@@ -1,4 +1,4 @@
-"""Matrices of experts in MXFP4, with the bits of their files for the library in C."""
+"""Matrices of experts in MXFP4, with the bits of their files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.files.expert_stacks import Mxfp4Matrix
+from orca_jax.model.files.expert_stacks import MXFP4_GROUP, Mxfp4Matrix, e2m1_numbers
 from orca_jax.model.leaves.base import OfMatrix
 from orca_jax.model.matrices.bits_shapes import BitsForm
 from orca_jax.model.matrices.blocks import BitsParts, of_ranges, packed_stripes
-from orca_jax.model.matrices.stored import ForLibrary
+from orca_jax.model.matrices.grouped import GroupedForm, GroupedNumbers
 from orca_jax.model.published.numbers import doubled
 
 
 @dataclass(frozen=True, eq=False)
-class Mxfp4Bits(OfMatrix, ForLibrary):
-    """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold.
+class Mxfp4Bits(OfMatrix):
+    """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold for the library.
 
     Attributes:
         matrix: the matrix in an open file; its rows are outputs.
@@ -47,7 +47,24 @@ class Mxfp4Bits(OfMatrix, ForLibrary):
         read = of_ranges(self._parts)
         return packed_stripes(read, self._stored, num_blocks, width, self.form, inputs)
 
+    @property
+    def grouped(self) -> GroupedForm:
+        """The bytes of the file, and half of the scales, which are powers of two."""
+        return GroupedForm("fp4", MXFP4_GROUP, scale="bfloat16")
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """All numbers in the form `grouped`. Raises OSError."""
+        packed, powers = self.matrix.read_codes(0, self.matrix.num_rows)
+        codes = packed.reshape(len(packed), -1).view(np.int8)
+        scales = np.ldexp(np.float32(0.5), powers)
+        return GroupedNumbers(codes[self._stored].T, scales[self._stored].T)
+
+    @property
+    def input_order(self) -> None:
+        """The inputs are in order."""
+        return None
+
     def _parts(self, start: int, stop: int) -> BitsParts:
-        numbers, powers = self.matrix.read_parts(start, stop)
-        codes = doubled(numbers, self.form).reshape(len(numbers), -1)
+        packed, powers = self.matrix.read_codes(start, stop)
+        codes = doubled(e2m1_numbers(packed), self.form).reshape(len(packed), -1)
         return BitsParts(codes, np.ldexp(np.float32(0.5), powers))

@@ -155,9 +155,14 @@ class Fp4Matrix(FloatMatrix):
         return BitsParts(codes, self._factors(start, stop) / 2)
 
     @property
-    def grouped(self) -> None:
-        """There is no product of numbers in e2m1."""
-        return None
+    def grouped(self) -> GroupedForm:
+        """The bytes of the file, and half of the scales."""
+        return GroupedForm("fp4", FP4_GROUP)
+
+    def grouped_numbers(self) -> GroupedNumbers:
+        """All numbers in the form `grouped`. Raises OSError."""
+        found = super().grouped_numbers()
+        return found._replace(values=found.values.view(np.int8), scale=found.scale / 2)
 
     def _numbers(self, start: int, stop: int) -> np.ndarray:
         return e2m1_numbers(self.numbers.rows(start, stop))

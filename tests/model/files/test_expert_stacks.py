@@ -1,5 +1,6 @@
 """Matrices of experts in one tensor, plain and in MXFP4."""
 
+import importlib
 import os
 from functools import partial
 from itertools import chain
@@ -13,14 +14,20 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from orca_jax.assembly.executor import arrange_for
+from orca_jax.exec.cache import weight_bytes
+from orca_jax.kernels.matmul import Quantised
 from orca_jax.model.experts import Experts
-from orca_jax.model.files.expert_stacks import Mxfp4Matrix, with_matrices
+from orca_jax.model.files.expert_stacks import Mxfp4Matrix, e2m1_numbers, with_matrices
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES
 from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.matrices.few_bits import PackedBitsMatrix
+from orca_jax.model.matrices.quantise import expand
+from orca_jax.model.matrices.scaled import QuantisedExperts
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.stages import whole
 from orca_jax.model.weight_files import SINGLE
+from orca_jax.tools.plan.memory import stage_weights
 from orca_jax.values.errors import CheckpointError
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.recorded.record import load
@@ -132,6 +139,39 @@ def test_experts_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
     ours = logits(kept, ids)
     theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), ids)
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_xla_reads_the_bits_of_mxfp4(tmp_path: Path, devices: int) -> None:
+    packed, plain = write_mxfp4(tmp_path)
+    loading = prepare_load(packed, dtype="float32")
+    assert loading.keep_bits is not None
+    arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:devices], None)
+    kept = loading.load(mesh_of(devices), arrange=arranged)
+    experts = [module for _, module in nnx.iter_modules(kept) if isinstance(module, Experts)]
+    for held in chain.from_iterable(module.matrices.values() for module in experts):
+        assert isinstance(held, QuantisedExperts) and held.kind == "fp4"
+    config = kept.config
+    assert stage_weights(config, "float32", devices, whole(config)) == weight_bytes(kept)
+    ids = np.arange(1, 20)
+    ours = logits(kept, ids)
+    theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(devices)), ids)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "whole"])
+def test_products_and_entries_of_e2m1(kind: str) -> None:
+    """All bytes, by the table of numbers, with half of the scales."""
+    stored = np.arange(256, dtype=np.uint8).reshape(64, 4)  # two inputs in a byte
+    scale = np.exp2(np.arange(-8, 8).reshape(4, 4)).astype(np.float32)
+    numbers = e2m1_numbers(np.ascontiguousarray(stored.T)).T
+    entries = numbers * 2 * np.repeat(scale, 32, axis=0)
+    weight = Quantised(jnp.asarray(stored.view(np.int8)), jnp.asarray(scale))
+    np.testing.assert_array_equal(expand(weight, "fp4", jnp.dtype(jnp.float32)), entries)
+    x = np.random.default_rng(0).normal(size=(3, 128)).astype(np.float32)
+    module = importlib.import_module(f"orca_jax.kernels.matmul.{kind}")
+    found = module.multiply(jnp.asarray(x), weight, "fp4", 1)
+    np.testing.assert_allclose(found, x @ entries, rtol=1e-5, atol=1e-3)
 
 
 def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear
 from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.matrices.few_bits import PackedBitsMatrix
-from orca_jax.model.matrices.scaled import QuantisedMatrix
+from orca_jax.model.matrices.scaled import QuantisedExperts, QuantisedMatrix
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
@@ -107,16 +107,17 @@ def test_logits_of_kept_bits(tmp_path: Path, model: str, form: str, devices: int
     covering(
         [
             *[("llama", form, 1) for form in FORMS],
-            *[("llama", form, 2) for form in ("awq", "packed", "int8", "fp8-blocks")],
+            *[("llama", form, 2) for form in ("awq", "gptq", "int8", "fp8-blocks", "nvfp4")],
             ("phi3", "awq", 2),
             ("phi3", "fp8", 1),
-            ("mixtral", "packed", 2),
+            *[("mixtral", form, 1) for form in ("gptq", "awq", "fp8-groups", "nvfp4")],
+            *[("mixtral", form, 2) for form in ("packed", "int8", "fp8", "nvfp4")],
         ],
         size=1,
     ),
 )
 def test_logits_of_bits_that_xla_reads(tmp_path: Path, model: str, form: str, devices: int) -> None:
-    """Inputs in an order of their own, and blocks that do not fill a row, are dequantised."""
+    """Dequantised are blocks that do not fill a row, and experts whose inputs have an order of their own."""
     published, plain = write(tmp_path, model, form)
     kept = kept_decoder(published, devices, None)
     found = [
@@ -124,7 +125,11 @@ def test_logits_of_bits_that_xla_reads(tmp_path: Path, model: str, form: str, de
         for _, layer in nnx.iter_modules(kept)
         if isinstance(layer, Linear) and isinstance(layer.kernel, QuantisedMatrix)
     ]
-    assert bool(found) == (form not in ("gptq", "fp8-blocks", "nvfp4"))
+    assert bool(found) == (form != "fp8-blocks")
+    if model == "mixtral":
+        experts = [layer for _, layer in nnx.iter_modules(kept) if isinstance(layer, Experts)]
+        has_form = {isinstance(layer.down, QuantisedExperts) for layer in experts}
+        assert has_form == {form != "gptq"}
     ours = logits(kept, IDS)
     theirs = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(devices)), IDS)
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
@@ -164,7 +169,7 @@ def test_a_plan_counts_the_bytes_that_are_kept(tmp_path: Path, form: str) -> Non
     dense = stage_weights(replace(config, stored=None), "float32", 1, span)
     held = weight_bytes(kept)
     assert planned == held
-    assert (planned < dense) == (form not in ("gptq", "fp8-blocks", "nvfp4"))
+    assert (planned < dense) == (form != "fp8-blocks")
 
 
 def kept_decoder(directory: Path, devices: int, library: Library | None) -> Decoder:

@@ -1,7 +1,6 @@
 """gpt-oss: sinks of attention, windows in every other layer, and experts with biases and clamped gates.
 
-The published files hold the experts in MXFP4. The library in C multiplies them (`published/mxfp4.py`); elsewhere they
-become plain weights while loading (`files/expert_stacks.py`).
+The published files hold the experts in MXFP4, whose bits are kept (`published/mxfp4.py`).
 """
 
 from orca_jax.model.families.experts import OF_ROUTERS, Mixture
@@ -12,7 +11,7 @@ from orca_jax.model.families.shape import LlamaShape
 from orca_jax.model.families.values import HfConfig, get_float, refusal
 from orca_jax.model.families.windows import windows
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import GateClamp
+from orca_jax.values.layer_config import GateClamp, StoredForm
 
 _YARN = {
     "rope_type": "yarn",
@@ -25,14 +24,16 @@ _YARN = {
 
 
 def _stored(hf: HfConfig, config: ModelConfig) -> Fields:
-    """No fields; weights of another form are refused."""
+    """The form of the experts in the files; that of others is refused."""
     stored = hf.get("quantization_config")
     is_mxfp4 = isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
     if stored is not None and not is_mxfp4:
         raise refusal(
             "quantization_config", "must be absent or have the quant_method mxfp4", stored
         )
-    return {}
+    if stored is None:
+        return {}
+    return {"stored": StoredForm("mxfp4", bits=4, group_size=32, has_integers=False)}
 
 
 def _experts(hf: HfConfig, config: ModelConfig) -> Fields:
