@@ -24,8 +24,11 @@ class BitsPlace(NamedTuple):
     part: ShardPart
 
     def take_part(self, values: np.ndarray) -> None:
-        """Copy what is needed of the whole part."""
-        self.part.values[...] = values.reshape(self.part.shape)[self._index]
+        """Copy what is needed of the whole part. Groups of the files may be several in memory."""
+        shape = self.part.shape
+        if len(shape) == 2 and len(values) < shape[0]:
+            values = np.repeat(values, shape[0] // len(values), axis=0)
+        self.part.values[...] = values.reshape(shape)[self._index]
 
     def take_blocks(self, first: int, blocks: np.ndarray) -> None:
         """Copy what is needed of the blocks from `first` on."""

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.expert_mlp import KernelForm
-from orca_jax.kernels.matmul import Quantised
+from orca_jax.kernels.matmul import MatrixKind, Quantised
 from orca_jax.kernels.native import (
     Library,
     PackedBits,
@@ -43,7 +43,6 @@ from orca_jax.model.matrices.layout import (
 )
 from orca_jax.model.matrices.packed import grouped_form
 from orca_jax.model.matrices.quantise import few_bits
-from orca_jax.values.config import Quantization
 
 
 class BitsMatrix(nnx.Module):
@@ -242,7 +241,7 @@ class ScaledArrays(Protocol):
 
     values: nnx.Param[Any]
     scale: nnx.Param[Any]
-    kind: Quantization
+    kind: MatrixKind
     dtype: jnp.dtype
 
 

@@ -60,8 +60,8 @@ def grouped_shapes(
 ) -> QuantisedMatrix | QuantisedExperts | None:
     """The shapes of a matrix or of a stack in a form of files.
 
-    None if a byte has inputs of two groups or devices, if a group of experts has those of two devices, or if inputs
-    with an order are those of experts or of several devices.
+    A group of inputs of experts becomes several where it reaches over the edge of a device. None if a byte has inputs
+    of two groups or devices, or if inputs with an order are those of experts or of several devices.
 
     Args:
         plain: its sharded shape, with logical axes.
@@ -74,7 +74,10 @@ def grouped_shapes(
     splits = 1 if MESH_AXES[axes[-2]] is None else mesh.size
     has_experts = "experts" in axes
     per_byte = PER_BYTE[form.kind]
-    if inputs // splits % (form.group if has_experts else per_byte) or form.group % per_byte:
+    group = form.group
+    if has_experts:
+        group = math.gcd(group, inputs // splits)
+    if inputs // splits % per_byte or group % per_byte:
         return None
     if form.has_order and (has_experts or splits > 1):
         return None
@@ -85,7 +88,7 @@ def grouped_shapes(
         sharding = NamedSharding(mesh, partition_spec(names))
         return jax.ShapeDtypeStruct((*stack, *sizes, outputs), dtype, sharding=sharding)
 
-    groups = inputs // form.group
+    groups = inputs // group
     zero = None
     if form.has_zero:
         zero = shape((groups,), jnp.int16, of_groups)
@@ -102,7 +105,7 @@ def grouped_shapes(
         return QuantisedExperts(
             parts, names, form.kind, held.dtype, is_stacked=is_stacked, groups=of_groups
         )
-    order = None
+    order: Any = None
     if form.has_order:
         sharding = NamedSharding(mesh, partition_spec((*axes[:-2], "groups")))
         order = jax.ShapeDtypeStruct((*stack, inputs), jnp.int32, sharding=sharding)

@@ -18,7 +18,7 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.expert_stacks import Mxfp4Matrix, has_stacks, oriented
+from orca_jax.model.files.expert_stacks import MXFP4_GROUP, Mxfp4Matrix, has_stacks, oriented
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
@@ -32,7 +32,7 @@ from orca_jax.model.matrices.stored import (
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.published.integers import IntegerMatrix
 from orca_jax.model.published.mxfp4 import Mxfp4Bits
-from orca_jax.model.published.numbers import FloatMatrix
+from orca_jax.model.published.numbers import FP4_GROUP, FloatMatrix
 from orca_jax.model.published.tensors import with_published
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, find_source, load_files, open_files
@@ -82,20 +82,18 @@ def keep_planned(decoder: Decoder, form: StoredForm) -> None:
 def _planned(plain: nnx.Param[Any], form: StoredForm) -> Any:
     """The shapes of a matrix in the form that XLA would keep; None if there is none."""
     inputs = plain.get_value().shape[-2]
+    if form.layout == "mxfp4":
+        return grouped_shapes(plain, GroupedForm("fp4", MXFP4_GROUP, scale="bfloat16"))
+    if form.bits == 4 and not form.has_integers:
+        return grouped_shapes(plain, GroupedForm("fp4", FP4_GROUP))
     size = kept_group(form.group_size or inputs, inputs)
     if size is None:
         return None
-    if form.layout == "mxfp4":
-        return grouped_shapes(plain, GroupedForm("fp4", size, scale="bfloat16"))
-    kinds: dict[tuple[bool, int], MatrixKind] = {
-        (True, 4): "int4",
-        (False, 4): "fp4",
-        (True, 8): "int8",
-    }
-    kind = kinds.get((form.has_integers, form.bits), "fp8")
-    has_zero = kind == "int4"
+    kind: MatrixKind = "fp8"
+    if form.has_integers:
+        kind = "int4" if form.bits == 4 else "int8"
     return grouped_shapes(
-        plain, GroupedForm(kind, size, has_zero=has_zero, has_order=form.is_ordered)
+        plain, GroupedForm(kind, size, has_zero=kind == "int4", has_order=form.is_ordered)
     )
 
 
