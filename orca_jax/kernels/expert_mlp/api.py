@@ -1,19 +1,19 @@
 """The gated MLPs of experts, each on its own tokens: one operation, and the table of its backends.
 
-    dense   the oracle, and for GPUs: every expert on every token (`dense.py`)
+    dense   the oracle: every expert on every token (`dense.py`)
     blocks  for CPUs: a loop over the experts in use, each on blocks of its tokens (`blocks.py`)
     ragged  for TPUs, and for kernels with grouped products: one product for the tokens of all experts (`ragged.py`)
+    triton  for CUDA cards: a kernel for the tokens of all experts (`triton.py`)
 
 XLA has ragged products for TPUs only. Elsewhere it computes them as products of every choice with every expert: even
-more work than the oracle. On a GPU a loop with a dynamic trip count waits for the host at every pass. There `dense`
-reads each expert once. This is all work of an iteration of many increments, but wastes arithmetic on long prompts.
+more work than the oracle. On a GPU a loop with a dynamic trip count waits for the host at every pass.
 """
 
 from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import Backend, defaults, run_backend
+from orca_jax.kernels.backend import Backend, run_backend
 from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, KernelForm, Routed
 
 _HERE = "orca_jax.kernels.expert_mlp"
@@ -21,15 +21,10 @@ _HERE = "orca_jax.kernels.expert_mlp"
 BACKENDS = (
     Backend("blocks", f"{_HERE}.blocks", "cpu"),
     Backend("ragged", f"{_HERE}.ragged", "tpu"),
+    Backend("triton", f"{_HERE}.triton", "cuda"),
     Backend("dense", f"{_HERE}.dense"),
 )
 """All run on every platform. A module has `mix_experts`, with the arguments of `expert_mlp`."""
-
-
-def computes_all_experts(platform: str) -> bool:
-    """True if the default of a platform computes every expert for every token, chosen or not."""
-    found = defaults(BACKENDS)
-    return found.get(platform, found[None]).name == "dense"
 
 
 def expert_mlp(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.matmul import matmul
+from orca_jax.kernels.matmul import MatrixKind, matmul
 
 type Activate = Callable[..., Array]
 """`(gate, up) -> hidden`: the vector that is projected back. The gate is None in MLPs without one."""
@@ -65,6 +65,8 @@ class KernelForm(NamedTuple):
         expand: `kernels -> arrays`: the kernels of all experts as plain arrays.
         grouped: `(x, stacks, sizes) -> products`: rows in the order of experts times the kernels of these, for all of
             `stacks`; None for products of expanded kernels. With it, stacks may be any values.
+        kind: the kind of stored kernels, which are `kernels.matmul.Quantised`; None for plain arrays.
+        dtype: the type of their factors; None for that of the arrays.
         num_experts: X; None if the stacks have it.
         num_rows: the first tokens that count; the results of others are undefined. None for all.
     """
@@ -72,6 +74,8 @@ class KernelForm(NamedTuple):
     multiply: Callable[[Array, Any], Array] = matmul
     expand: Callable[[Any], Array] = lambda kernels: kernels
     grouped: Callable[[Array, list[Any], Array], list[Array]] | None = None
+    kind: MatrixKind | None = None
+    dtype: Any = None
     num_experts: int | None = None
     num_rows: Array | None = None
 

@@ -147,6 +147,8 @@ class QuantisedExperts(_StoredParts):
         return KernelForm(
             partial(quantised_matmul, kind=self.kind, dtype=self.dtype),
             partial(expand, kind=self.kind, dtype=self.dtype),
+            kind=self.kind,
+            dtype=self.dtype,
         )
 
     @property

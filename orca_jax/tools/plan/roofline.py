@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.exec.states import layer_bytes
-from orca_jax.kernels.expert_mlp.api import computes_all_experts
 from orca_jax.model.matrices.quantise import WEIGHT_BYTES
 from orca_jax.model.sharding import on_shards, padded_vocab
 from orca_jax.sim.cost import WorkCounts, work_of
@@ -133,12 +132,9 @@ class RooflineCost:
         table = padded_vocab(model, split.tensor) * model.embed_dim * of_tables / split.tensor
         tables = span.is_first + (span.is_last and not (span.is_first and model.tied_embeddings))
         layers = stage.weights - tables * table
-        read = layers
-        active = layers
-        if not computes_all_experts(kind.platform):
-            read, active = _used_weights(
-                model, layers, span.size * itemsize / split.tensor, counts.num_tokens
-            )
+        read, active = _used_weights(
+            model, layers, span.size * itemsize / split.tensor, counts.num_tokens
+        )
         products = max(read / bandwidth, 2 * counts.num_tokens * active / itemsize / flops)
         held = on_shards(model, split.tensor)
         itemsize_of_pages = np.dtype(demand.kv_cache_dtype).itemsize
