@@ -11,6 +11,7 @@ Programs of the same columns are neighbours: those of one expert find its matrix
 copies of its last row, and are not stored. Tiles without rows end at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,8 +29,8 @@ from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
 from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, numbers_of
 
 LEAST_ROWS, MOST_ROWS = 16, 128  # of a tile; tensor cores multiply 16
-_COLUMNS = 128
-_INPUTS = 64  # that are multiplied at once
+_COLUMNS = (128, 64, 32)  # of a program, the first number that divides those of the matrix
+_INPUTS = (64, 32)  # that are multiplied at once, likewise
 _STAGES = 3  # blocks of inputs that the compiler prefetches
 
 Ref = Any  # Pallas has no public type for references
@@ -50,6 +51,7 @@ class _ProductShape:
     Attributes:
         rows: M.
         columns: N.
+        step: rows of stored values that are multiplied at once.
         kind: the kind of the stored values; None for plain matrices.
         outputs: the columns of a matrix.
         stored: the rows of stored values, each with one input or two.
@@ -59,6 +61,7 @@ class _ProductShape:
 
     rows: int
     columns: int
+    step: int
     kind: MatrixKind | None
     outputs: int
     stored: int
@@ -71,9 +74,9 @@ class _ProductShape:
         return 1 if self.kind is None else PER_BYTE[self.kind]
 
     @property
-    def step(self) -> int:
-        """Rows of stored values that are multiplied at once."""
-        return _INPUTS // self.per_byte
+    def is_even(self) -> bool:
+        """True if programs have whole blocks: neighbours in memory are read at once."""
+        return not (self.outputs % self.columns or self.stored % self.step)
 
 
 def mix_experts(
@@ -137,16 +140,18 @@ def _product(
     if form.kind == "fp8":  # not all cards convert it
         arrays[0] = lax.bitcast_convert_type(stack.values, jnp.uint8)
     _, stored, outputs = arrays[0].shape
+    per_byte = 1 if form.kind is None else PER_BYTE[form.kind]
     shape = _ProductShape(
         rows=rows,
-        columns=min(_COLUMNS, max(LEAST_ROWS, 1 << (outputs - 1).bit_length())),
+        columns=_whole(_COLUMNS, outputs),
+        step=_whole([size // per_byte for size in _INPUTS], stored),
         kind=form.kind,
         outputs=outputs,
         stored=stored,
         group=group,
         dtype=jnp.dtype(form.dtype or arrays[0].dtype),
     )
-    lanes = x.astype(shape.dtype).reshape(len(x), stored, shape.per_byte).transpose(2, 0, 1)
+    lanes = x.astype(shape.dtype).reshape(len(x), stored, per_byte).transpose(2, 0, 1)
     out: Array = lax.platform_dependent(
         lanes,
         tiles,
@@ -155,6 +160,11 @@ def _product(
         default=partial(_launch, shape, interpret=True),
     )
     return out
+
+
+def _whole(sizes: Sequence[int], whole: int) -> int:
+    """The first size that divides a number, or the last one."""
+    return next((size for size in sizes if whole % size == 0), sizes[-1])
 
 
 def _launch(
@@ -186,19 +196,20 @@ def _launch(
             first = first_ref[tile]
             row = jnp.arange(shape.rows, dtype=jnp.int32)
             column = begin + jnp.arange(shape.columns, dtype=jnp.int32)
-            matrix = _Matrix(
-                shape, stored, expert_ref[tile], jnp.minimum(column, shape.outputs - 1)
-            )
+            columns = _places(shape, begin, shape.columns, shape.outputs)
+            matrix = _Matrix(shape, stored, expert_ref[tile], columns)
             rows = first + jnp.minimum(row, length - 1)
 
             def step(index: Array, total: Array) -> Array:
-                place = index * shape.step + jnp.arange(shape.step, dtype=jnp.int32)
-                inside = place < shape.stored
-                place = jnp.minimum(place, shape.stored - 1)
-                for lane, numbers in enumerate(matrix.numbers(place)):
-                    own = x_ref[lane, rows[:, None], place[None, :]]
-                    if shape.stored % shape.step:
-                        own = jnp.where(inside[None, :], own, jnp.zeros_like(own))
+                start = index * shape.step
+                place = start + jnp.arange(shape.step, dtype=jnp.int32)
+                inputs = _places(shape, start, shape.step, shape.stored)
+                for lane, numbers in enumerate(matrix.numbers(inputs, place)):
+                    if shape.is_even:
+                        own = x_ref[lane, rows, inputs]
+                    else:
+                        own = x_ref[lane, rows[:, None], inputs[None, :]]
+                        own = jnp.where(place[None, :] < shape.stored, own, jnp.zeros_like(own))
                     total += _dot(own, numbers.astype(shape.dtype))
                 return total
 
@@ -222,18 +233,30 @@ def _launch(
     return out
 
 
+def _places(shape: _ProductShape, begin: Array, size: int, most: int) -> Any:
+    """The indices from `begin` on; the last one of an axis of length `most` in place of those behind it."""
+    if shape.is_even:
+        return pl.ds(begin, size)
+    return jnp.minimum(begin + jnp.arange(size, dtype=jnp.int32), most - 1)
+
+
 class _Matrix(NamedTuple):
     """Some columns of the matrix of one expert."""
 
     shape: _ProductShape
     refs: list[Ref]  # values; scales and zero points of stored ones
     expert: Int[Array, ""]
-    column: Int[Array, "N"]
+    columns: Any
 
-    def numbers(self, place: Int[Array, "J"]) -> list[Num[Array, "J N"]]:
-        """The entries in some rows of stored values, for each lane, without the factor of all inputs."""
+    def numbers(self, inputs: Any, place: Int[Array, "J"]) -> list[Num[Array, "J N"]]:
+        """The entries in some rows of stored values, for each lane, without the factor of all inputs.
+
+        Args:
+            inputs: the rows, as `_places` gives them.
+            place: their numbers.
+        """
         shape = self.shape
-        values = self._read(0, place)
+        values = self._read(0, inputs)
         if shape.kind is None:
             return [values]
         if shape.kind == "fp8":
@@ -242,7 +265,7 @@ class _Matrix(NamedTuple):
             found = [*numbers_of(values, shape.kind)]
         if shape.group is None:
             return found
-        group = place // shape.group
+        group = jnp.minimum(place, shape.stored - 1) // shape.group
         scale = self._read(1, group).astype(jnp.float32)
         if shape.kind == "fp8":
             scale *= E4M3_IN_16
@@ -256,11 +279,15 @@ class _Matrix(NamedTuple):
         """The factor of the sums over all inputs."""
         if self.shape.kind is None or self.shape.group is not None:
             return 1.0
-        scale: Array = self.refs[1][self.expert, self.column].astype(jnp.float32)[None, :]
+        scale: Array = self.refs[1][self.expert, self.columns].astype(jnp.float32)[None, :]
         return scale * E4M3_IN_16 if self.shape.kind == "fp8" else scale
 
-    def _read(self, part: int, place: Int[Array, "J"]) -> Num[Array, "J N"]:
-        read: Array = self.refs[part][self.expert, place[:, None], self.column[None, :]]
+    def _read(self, part: int, rows: Any) -> Num[Array, "J N"]:
+        read: Array
+        if self.shape.is_even:
+            read = self.refs[part][self.expert, rows, self.columns]
+        else:
+            read = self.refs[part][self.expert, rows[:, None], self.columns[None, :]]
         return read
 
 
