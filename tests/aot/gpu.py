@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,16 @@ from orca_jax.exec.layers import Weights
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
+from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, Quantised, quantised_matmul
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.maker import Maker
+from orca_jax.model.matrices.quantise import expand
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig
@@ -41,7 +46,7 @@ _OUTSIDE = re.compile(r"^\d+: k(?!CommandBuffer)")
 _SHARED = re.compile(r"shared_memory: (\d+) bytes")
 _LAUNCH = re.compile(r"^\s*\d+: k\w+")
 _COPY = re.compile(r" copy(-start)?\(")
-_OURS = re.compile(r"increments|combine|chunks")
+_OURS = re.compile(r"increments|combine|chunks|experts")
 
 
 def mesh_of(card: str, chips: int = 1) -> Mesh:
@@ -175,6 +180,40 @@ def _shapes(
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
     shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
     return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]
+
+
+def compile_experts(
+    ptxas: Path, card: str, kind: MatrixKind | None, *, tokens: int, per_token: int = 4
+) -> Compiled:
+    """Compile the MLPs of the 32 experts of gpt-oss-20b, in bfloat16 or stored."""
+    count, width = 32, 2880
+    dtype = jnp.dtype(jnp.bfloat16)
+    form = KernelForm()
+    matrix: Any = jax.ShapeDtypeStruct((count, width, width), jnp.bfloat16)
+    if kind is not None:
+        product = partial(quantised_matmul, kind=kind, dtype=dtype)
+        form = KernelForm(product, partial(expand, kind=kind, dtype=dtype), kind=kind, dtype=dtype)
+        rows = width // PER_BYTE[kind]
+        values = jnp.float8_e4m3fn if kind == "fp8" else jnp.int8
+        scale: tuple[int, ...] = (count, width)
+        if PER_BYTE[kind] == 2:
+            scale = (count, width // 32, width)
+        matrix = Quantised(
+            jax.ShapeDtypeStruct((count, rows, width), values),  # type: ignore[arg-type]
+            jax.ShapeDtypeStruct(scale, jnp.float32),  # type: ignore[arg-type]
+        )
+
+    def mix(x: jax.Array, chosen: jax.Array, weights: jax.Array, kernels: Any) -> jax.Array:
+        return expert_mlp(
+            x, chosen, weights, kernels, activation=lambda gate, up: gate * up, form=form
+        )
+
+    x = jax.ShapeDtypeStruct((tokens, width), jnp.bfloat16)
+    chosen = jax.ShapeDtypeStruct((tokens, per_token), jnp.int32)
+    weights = jax.ShapeDtypeStruct((tokens, per_token), jnp.float32)
+    with jax.set_mesh(mesh_of(card)):
+        lowered = jax.jit(mix).lower(x, chosen, weights, ExpertKernels(matrix, matrix, matrix))
+        return compile_and_read(lowered, [(count, width, width)], ptxas)
 
 
 def compile_sampler(

@@ -17,6 +17,7 @@ import pytest
 from orca_jax.assembly.resolve import explain
 from orca_jax.exec.cache import workspace_bytes
 from orca_jax.exec.sampling.draw import Kind
+from orca_jax.kernels.matmul import MatrixKind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.hopper import assembler
 from orca_jax.model.describe import config_from_hf, read_model_config
@@ -27,6 +28,7 @@ from tests.aot.compilers import skip_without
 from tests.aot.gpu import (
     CARDS,
     compile_attention,
+    compile_experts,
     compile_sampler,
     compile_step,
     compile_write,
@@ -213,6 +215,32 @@ def test_the_line_at_start_names_the_kernels_for_hopper(
         1024, 8192, 8, 64, "chunked", report, kind, 1, "bfloat16", "bfloat16", name
     )
     assert f"on 1 x {kind}, bfloat16, attention by gpu; " in summary.line("llama-3-8b")
+
+
+EXPERTS = [
+    (card, kind, tokens)
+    for card in CARDS
+    for kind in (None, "int8", "fp8", "int4", "fp4")
+    for tokens in (64, 2048)
+]
+
+
+@pytest.mark.parametrize(
+    ("card", "kind", "tokens"), slow_but([("H200", "fp4", 64)], EXPERTS), ids=name_of
+)
+def test_experts(
+    card: str, kind: MatrixKind | None, tokens: int, ptxas: Path, rows: list[list[str]]
+) -> None:
+    """Each chosen expert is multiplied, and no matrix is copied or converted in memory."""
+    found = compile_experts(ptxas, card, kind, tokens=tokens)
+    assert found.kernels == 3
+    assert not found.outside_graphs, "the host starts some kernels one by one"
+    assert not found.copies
+    # the rows of all choices: inputs, hidden vectors of two products, and results
+    assert found.temp < 4.5 * tokens * 4 * 2880 * 4
+    assert found.spilled <= 8
+    assert found.shared is not None and found.shared <= SHARED[card]
+    rows.append([f"experts, {kind or 'bfloat16'}", card, str(tokens), *found.cells])
 
 
 @pytest.mark.slow
