@@ -161,5 +161,7 @@ def test_sizes_of_blocks() -> None:
 
 
 def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"'loop'; use one of blocks, ragged, dense"):
+    with pytest.raises(
+        NotImplementedError, match=r"'loop'; use one of blocks, ragged, triton, dense"
+    ):
         expert_mlp(*inputs(CASES[0]), activation=gated, implementation="loop")
