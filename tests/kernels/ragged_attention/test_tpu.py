@@ -21,7 +21,7 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import (
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
 from tests.covering import chosen
-from tests.kernels.ragged_attention.oracle import aspects, reference
+from tests.kernels.ragged_attention.oracle import aspects, meanings, reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
@@ -119,7 +119,7 @@ def is_short(case: Case) -> bool:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
-    "case", chosen(filter(is_short, CASES), aspects, size=1), ids=lambda case: case.name
+    "case", chosen(filter(is_short, CASES), meanings, size=1), ids=lambda case: case.name
 )
 def test_short_cases(case: Case) -> None:
     """In the blocks that users have; the others have these in test_every_case_without_races."""
