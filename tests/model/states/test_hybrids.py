@@ -53,7 +53,7 @@ SLOW_PARTS = (
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 # the layers of qwen3_5 are nearly those of qwen3_next, and most files of Falcon-H1 have no norm
 DEFAULT = {*QUICK, "falcon_h1-1"} - {"qwen3_5_text-1"}
-SLOW = {name: () if name in DEFAULT else (pytest.mark.slow,) for name in FIRST}
+SLOW = {**dict.fromkeys(FIRST, (pytest.mark.slow,)), **dict.fromkeys(DEFAULT, ())}
 MANY = (pytest.mark.slow, pytest.mark.record)  # the other numbers of each family
 ALL = [pytest.param(name, marks=SLOW.get(name, MANY)) for name in NAMES]
 
@@ -230,7 +230,7 @@ def test_stages(name: str, number: int, base: Path) -> None:
     check(name, Server(stages, mesh_of(1)))
 
 
-@pytest.mark.parametrize("name", [name for name in FIRST if name in DEFAULT])
+@pytest.mark.parametrize("name", sorted(DEFAULT))
 def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
     """Every mixer and every MLP: without its last matrix its layer changes nothing, or adds nothing."""
     server = fresh(name, base)
