@@ -60,7 +60,7 @@ def has_parts(families: Sequence[str]) -> list[str]:
     return found
 
 
-CASES = [(name, 1, 1) for name in has_parts(names())]
+CASES = [(name, 1, 1) for name in has_parts(names()) if name not in MESHES]
 CASES += chosen(OF_MESHES, lambda case: (case[0], case[1:]), 1)
 
 
