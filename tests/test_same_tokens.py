@@ -196,14 +196,9 @@ def test_eight_devices_and_copies_of_heads(
 
 @few
 @quick
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        slow("gpt2-25-heads"),
-        slow("gpt2-untied-sharded"),
-        "llama-25-heads",
-        slow("llama-biases-sharded"),
-    ],
+    "name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"]
 )
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -236,7 +231,10 @@ def test_families_in_chunks_and_pages_with_prefixes(
 @pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize(
     "settings",
-    [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, slow({"page_size": 32})],
+    [
+        {"max_num_batched_tokens": 4},
+        *map(slow, ({"max_num_batched_tokens": 64}, {"page_size": 32})),
+    ],
 )
 def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache: str) -> None:
     jobs, answers = greedy_jobs("gpt2-12-heads")

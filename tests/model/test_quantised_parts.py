@@ -84,13 +84,8 @@ def check(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * scale)
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [
-        case if case == ("cohere2", "int4") else pytest.param(*case, marks=pytest.mark.slow)
-        for case in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind"), CASES)
 def test_families(family: str, kind: Quantization, tmp_path: Path) -> None:
     model = load(family)[0]
     model.write(tmp_path)
