@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
 
@@ -175,6 +176,20 @@ def no_stored_programs(pytestconfig: pytest.Config) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orca_jax.exec.program_store.code_digest", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_collections(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Separate the layers of small models without a collection, which walks what all tests of a process have made.
+
+    It frees the stacks of large models early.
+    """
+    if pytestconfig.getoption("thought"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orca_jax.model.transformer.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 

@@ -196,14 +196,9 @@ def test_eight_devices_and_copies_of_heads(
 
 @few
 @quick
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        slow("gpt2-25-heads"),
-        slow("gpt2-untied-sharded"),
-        "llama-25-heads",
-        slow("llama-biases-sharded"),
-    ],
+    "name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"]
 )
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -216,26 +211,8 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
     [("gemma2", 2, 1), slow("gpt_neox-parallel", 2, 1), slow("gemma3", 2, 2)]
-    + [
-        slow(name, 2, 1)
-        for name in (
-            "qwen3",
-            "olmo2",
-            "gemma2-untied",
-            "gemma3-one-kv-head",
-            "qwen2-window",
-            "qwen3-mixed-windows",
-        )
-    ]
-    + [slow("qwen2-mixed-windows", 1, 2)]
-    + [slow(name, 2, 1) for name in ("qwen3_moe", "qwen3_moe-normalised", "olmoe")]
-    + [slow("mixtral", 1, 2)]
-    + [slow("qwen2_moe", 2, 2)]
-    + [
-        slow(name, 2, 1)
-        for name in ("qwen2-tied", "mistral-window", "phi3-window", "phi3-longrope", "opt")
-    ]
-    + [slow(name, 1, 2) for name in ("llama-smollm-9-heads", "gpt_neox-sequential")],
+    + [slow(name, 2, 1) for name in ("qwen3-mixed-windows", "olmoe", "phi3-longrope", "opt")]
+    + [slow("mixtral", 1, 2), slow("qwen2_moe", 2, 2), slow("llama-smollm-9-heads", 1, 2)],
 )
 def test_families_in_chunks_and_pages_with_prefixes(
     name: str, tensor: int, stages: int, program_cache: str
@@ -254,7 +231,10 @@ def test_families_in_chunks_and_pages_with_prefixes(
 @pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize(
     "settings",
-    [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, slow({"page_size": 32})],
+    [
+        {"max_num_batched_tokens": 4},
+        *map(slow, ({"max_num_batched_tokens": 64}, {"page_size": 32})),
+    ],
 )
 def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache: str) -> None:
     jobs, answers = greedy_jobs("gpt2-12-heads")
@@ -277,12 +257,9 @@ def test_several_iterations_in_flight(name: str, workers: int, program_cache: st
 @pytest.mark.parametrize(
     ("name", "devices", "stages"),
     [
-        slow("gpt2-12-heads", 2, 2),
         ("llama-12-heads-3-groups", 1, 2),
         slow("gpt2-12-heads", 2, 3),
-        slow("gpt2-untied-sharded", 1, 2),
         slow("llama-12-heads-3-groups", 4, 2),
-        slow("llama-biases-sharded", 1, 3),
     ],
 )
 def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> None:

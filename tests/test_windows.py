@@ -49,7 +49,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("name", "window", "page_size", "settings"),
     [
-        slow("gemma3-one-kv-head", 16, 8, CHUNKED),
         ("gemma2", 8, 4, {**CHUNKED, "num_pages": 75}),
         slow("gemma2", 24, 16, {"scheduler": "orca", "max_num_batched_tokens": 64}),
         slow("mistral-window", 16, 8, {**CHUNKED, "speculative_config": NGRAM}),
@@ -57,22 +56,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         slow("gemma3", 64, 16, CHUNKED),
         # a long chunk holds so many pages of seven windows that no later token lacks one
         slow("gemma3", 16, 8, {**CHUNKED, "num_pages": 75, "max_num_batched_tokens": 4}),
-        slow("gemma3", 16, 8, {**CHUNKED, "speculative_config": NGRAM}),
         slow("gemma3", 16, 8, {"scheduler": "request_level", "max_num_batched_tokens": 64}),
-        slow("gemma3", 16, 8, {"scheduler": "orca", "max_num_batched_tokens": 32}),
-        slow("gemma3", 16, 8, {**CHUNKED, "tensor_parallel_size": 2}),
-        slow("gemma3", 16, 8, {**CHUNKED, "pipeline_parallel_size": 2}),
         slow("gemma2", 16, 8, {**CHUNKED, "pipeline_parallel_size": 3, "tensor_parallel_size": 2}),
-        slow(
-            "gemma2",
-            8,
-            8,
-            {"scheduler": "orca", "pipeline_parallel_size": 2, "max_num_batched_tokens": 32},
-        ),
         slow("gemma2", 32, 4, {**CHUNKED, "kv_cache_dtype": "int8"}),
         slow("gemma2", 32, 16, {**CHUNKED, "kv_cache_dtype": "fp8", "cpu_products": "xla"}),
         slow("gemma2", 32, 16, {**CHUNKED, "attention_implementation": "reference"}),
-        slow("qwen2-mixed-windows", 12, 4, {**CHUNKED, "num_pages": 92}),
         slow("phi3-window", 12, 4, {**CHUNKED, "num_pages": 11}),
     ],
 )

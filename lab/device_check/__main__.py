@@ -84,7 +84,9 @@ def read_arguments() -> argparse.Namespace:
     listed = ", ".join(part.name + " (if time is left)" * part.spare for part in parts)
     parser.add_argument("--parts", metavar="P,P", help=f"parts to run, of: {listed}")
     parser.add_argument(
-        "--seconds", type=float, help="limit for all parts together (default: 540 for each group)"
+        "--seconds",
+        type=float,
+        help="limit for all parts together (default: 540 for each group); more than 1620 lengthens each",
     )
     parser.add_argument(
         "--json", action="store_true", help="print all results as JSON in the last line"

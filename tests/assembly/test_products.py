@@ -354,8 +354,7 @@ def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize(("kind", "devices"), [("int8", 1), ("int4", 2)])
 def test_tokens_of_few_bits_are_those_of_xla(
     kind: Quantization, devices: int, program_cache: str
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.cli.main import main
 from tests.project.source import ROOT
 from tests.serve.running import spawn
 
@@ -200,26 +201,44 @@ def tokenizer_is_missing(directory: Path) -> None:
     (directory / "tokenizer.json").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", HARMS)
-def test_it_is_refused(name: str, tmp_path: Path) -> None:
-    directory = tmp_path / "model"
+def harmed(name: str, folder: Path) -> list[str]:
+    """The flags of an engine with a model that was harmed."""
+    directory = folder / "model"
     shutil.copytree(FIXTURE, directory)
     HARMS[name](directory)
-    flags = ["--model", str(directory), "--port", "0", "--compile-cache", "none"]
+    flags = ["--model", str(directory), "--compile-cache", "none"]
     flags += ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--max-model-len", "64"]
-    if not name.startswith("tokenizer"):
-        flags += ["--tokenizer", "byte"]
+    return flags if name.startswith("tokenizer") else [*flags, "--tokenizer", "byte"]
+
+
+def check(status: int, out: str, errors: str, folder: Path) -> None:
+    """A refusal is one line that names a flag; nothing ran, and no other file was read."""
+    assert status == 2, (status, out, errors[-2000:])
+    assert "Traceback" not in errors and re.search("^error: --[a-z-]+: ", errors, re.MULTILINE), (
+        errors[-2000:]
+    )
+    assert out == "" and len(errors) < 5000 and "root:" not in errors
+    assert not list(folder.rglob("pwned")) and not (ROOT / "pwned").exists(), "it ran code"
+
+
+@pytest.mark.parametrize("name", HARMS)
+def test_it_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command that has its engine in this process."""
+    flags = harmed(name, tmp_path)
     start = time.monotonic()
-    process = spawn(*flags)
+    status = main(["generate", *flags, "--max-tokens", "2", "hi"])
+    assert time.monotonic() - start < 60
+    check(status, *capsys.readouterr(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["no_config", "code_comes_with_it", "weights_are_cut_off", "tokenizer_is_garbage"]
+)
+def test_a_server_refuses_it(name: str, tmp_path: Path) -> None:
+    process = spawn(*harmed(name, tmp_path), "--port", "0")
     try:
         out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 2, (process.returncode, out, errors[-2000:])
-    assert "Traceback" not in errors and re.search("^error: --[a-z-]+: ", errors, re.MULTILINE), (
-        errors[-2000:]
-    )
-    assert out == "" and len(errors) < 5000 and "root:" not in errors
-    assert time.monotonic() - start < 60
-    assert not list(tmp_path.rglob("pwned")) and not (ROOT / "pwned").exists(), "it ran code"
+    check(process.returncode, out, errors, tmp_path)

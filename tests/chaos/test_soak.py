@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.chaos.world import metrics, request, usage, wait_calm, watched
 from tests.serve.running import MODEL, VOCAB_SIZE, Server, running
@@ -256,6 +257,7 @@ async def storm(server: Server, calls: int, seed: int) -> Tally:
     return tally
 
 
+@pytest.mark.record
 def test_soak(capsys: Any) -> None:
     """Also the store of responses, which the warm-up fills."""
     with running(

@@ -161,7 +161,6 @@ def k_quants(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("settings", "number"),
     [
         ({"model": "k_quants"}, 12),
-        pytest.param({"model": "k_quants"}, NUM, marks=pytest.mark.slow),
         pytest.param({"dtype": "bfloat16"}, NUM, marks=pytest.mark.slow),
         pytest.param({"quantization": "int4"}, NUM, marks=pytest.mark.slow),
     ],

@@ -1,10 +1,12 @@
 """Tokens of models with quantised weights and a quantised KV cache do not depend on scheduler, chunks or mesh."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from orca_jax.values.config import SCHEDULERS
+from tests.covering import chosen
 from tests.test_same_tokens import (
     GPT2,
     LLAMA,
@@ -35,9 +37,9 @@ def check(case: str, cache: str, devices: int, scheduler: Any, **settings: objec
         check_together(engine, jobs, alone)
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "devices", "scheduler"), chosen(product(CASES, (1, 2), SCHEDULERS))
+)
 def test_tokens_do_not_depend_on_the_schedule(
     case: str, devices: int, scheduler: Any, program_cache: str
 ) -> None:

@@ -41,6 +41,7 @@ def refusal(directory: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("name", RECORDED)
 def test_logits_equal_those_of_peft(name: str) -> None:
     base, expected = REFERENCE / RECORDED[name], np.load(ADAPTERS / name / "expected.npz")

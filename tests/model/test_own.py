@@ -136,7 +136,7 @@ def test_the_example_serves_its_training_checkpoint(example: Path) -> None:
     np.testing.assert_allclose(logits(one, ids[:9]), ours[:9], atol=2e-6)
 
 
-@pytest.mark.usefixtures("few_programs", "compiled_when_used")
+@pytest.mark.usefixtures("few_programs", "compiled_when_used", "quick_compiles")
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_example_in_an_engine(example: Path, devices: int) -> None:
     """Its tokens depend neither on devices nor on cached prefixes, and are those of the logits."""

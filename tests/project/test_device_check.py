@@ -80,11 +80,12 @@ def test_an_unknown_part_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", ["kernels", "steps", "curves"])
 def test_every_part(group: str, kind: str, tmp_path: Path) -> None:
-    status, parts = dry_run(kind, tmp_path, group)
+    """Limits are ten times those on a device: other programs may use the processors."""
+    status, parts = dry_run(kind, tmp_path, group, "--seconds", "16200")
     assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(parts)
     assert status == 0
     assert all(part["rows"] for part in parts.values())

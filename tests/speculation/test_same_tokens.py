@@ -40,12 +40,9 @@ WITH_EXTRAS = SamplingParams(
     ("scheduler", "devices", "settings", "proposals"),
     [
         ("chunked", 1, {}, {}),
-        slow("orca", 1, {}, {}),
-        slow("request_level", 1, {}, {}),
         slow("chunked", 1, {"num_pages": 12}, WIDE),
         slow("chunked", 2, {"overlap": False}, WIDE),
         slow("chunked", 1, {"pipeline_parallel_size": 2, "n_workers": 3}, WIDE),
-        slow("orca", 2, {}, WIDE),
         slow("orca", 1, {"n_workers": 2, "max_num_seqs": 2}, WIDE),
         slow("request_level", 2, {}, WIDE),
     ],
@@ -88,12 +85,9 @@ def test_proposals_do_not_matter(
     ("target", "draft", "scheduler", "devices", "settings"),
     [
         slow(GPT2, GPT2, "chunked", 1, {}),
-        slow(GPT2, LLAMA, "request_level", 1, {}),
         slow(GPT2, LLAMA, "orca", 2, {}),
         # With windows; few pages lead to preemption, and the draft model keeps all tokens.
         slow("mistral-window", "gemma2", "chunked", 1, {"num_pages": 14}),
-        slow("gemma2", "gemma2", "chunked", 1, {"num_pages": 24}),
-        slow("gemma2", "mistral-window", "orca", 2, {}),
         slow("gemma3-one-kv-head", "qwen2-mixed-windows", "request_level", 1, {}),
     ],
 )

@@ -20,7 +20,8 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import (
 )
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
-from tests.kernels.ragged_attention.oracle import reference
+from tests.covering import chosen
+from tests.kernels.ragged_attention.oracle import aspects, meanings, reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
@@ -117,7 +118,9 @@ def is_short(case: Case) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", [*filter(is_short, CASES)], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", chosen(filter(is_short, CASES), meanings, size=1), ids=lambda case: case.name
+)
 def test_short_cases(case: Case) -> None:
     """In the blocks that users have; the others have these in test_every_case_without_races."""
     check(case, interpret=True)
@@ -126,7 +129,7 @@ def test_short_cases(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", chosen(CASES, aspects, size=1), ids=lambda case: case.name)
 def test_every_case_without_races(case: Case) -> None:
     check_strictly(case, TINY if is_short(case) else None)
 

@@ -155,8 +155,7 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 @pytest.mark.parametrize(
     ("keep", "experts"),
     [
-        pytest.param(None, None, marks=pytest.mark.slow),
-        ((4, 1, 0, 0), None),
+        *(pytest.param(keep, None, marks=pytest.mark.slow) for keep in (None, (4, 1, 0, 0))),
         ((4, 1, 0, 0), EXPERTS),
     ],
 )

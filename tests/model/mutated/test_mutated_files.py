@@ -1,4 +1,4 @@
-"""1,000 damaged files of each kind: each loads or is refused by name, and none ends a process or takes long.
+"""500 damaged files of each kind: each loads or is refused by name, and none ends a process or takes long.
 
 The damages are those of `tests/mutations.py`; every twentieth file is cut while it is read.
 """
@@ -27,7 +27,7 @@ from tests.model.reference import REFERENCE
 from tests.model.trees.test_training import CONFIG, ROWS, TinyGPT
 from tests.project.source import ROOT
 
-FILES = 1000
+FILES = 500
 SECONDS = 60  # for one file, on a busy machine
 MODELS = {"safetensors": "llama-12-heads-3-groups", "config": "llama-12-heads-3-groups"}
 

@@ -60,10 +60,10 @@ def difference(model: Recorded, decoder: Decoder) -> float:
 
 
 def marks_of(family: str, number: int) -> tuple[pytest.MarkDecorator, ...]:
-    """The marks of a configuration: from the third one of a family on they are records."""
-    if number > 1:
+    """The marks of a configuration: from the second one of a family on they are records."""
+    if number:
         return pytest.mark.slow, pytest.mark.record
-    return (pytest.mark.slow,) if number or family in COMPILED | ALIKE else ()
+    return (pytest.mark.slow,) if family in COMPILED | ALIKE else ()
 
 
 @pytest.mark.parametrize(

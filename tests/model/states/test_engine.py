@@ -17,7 +17,10 @@ from tests.exec.test_groups import PAGE_SIZE, ROWS, poisoned
 from tests.model.states.hybrids import NEW, VOCAB
 from tests.model.states.test_launches import LENGTH, NUM_STATES, executor_of, record
 
-pytestmark = [pytest.mark.usefixtures("compiled_when_used", "few_programs"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles"),
+    pytest.mark.slow,
+]
 MOST_PAGES = 14  # of each group, for one and a half of the longest requests
 
 
@@ -78,12 +81,9 @@ def alone(executor: JaxExecutor, num_stages: int, prompt: list[int]) -> list[int
         ("lfm3-1", "switched", 1, 1, 0),
         ("minimax-0", "scanned", 2, 1, 1),
         ("lfm2-1", "unrolled", 1, 2, 0),
-        ("deepseek_v2-1", "switched", 1, 2, 0),
         ("qwen3_next-0", "switched", 1, 1, 1),
         ("bamba-0", "switched", 1, 1, 3),
-        ("qwen3_5_text-0", "switched", 2, 1, 1),
         ("falcon_h1-1", "switched", 2, 1, 1),
-        ("lfm2_moe-0", "switched", 1, 1, 1),
         ("mistral4-0", "switched", 2, 1, 1),
     ],
 )

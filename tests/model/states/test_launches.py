@@ -148,19 +148,16 @@ def slow(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("name", "form", "shards", "stages"),
     [
-        slow("lfm3-0", "switched", 2, 1),
         slow("minimax-2", "unrolled", 1, 2),
         slow("minimax-0", "scanned", 2, 1),
         slow("lfm3-2", "scanned", 1, 1),
-        *(
-            slow(name, "switched", 1, 1)
-            for name in ("minimax-1", "deepseek_v2-0", "qwen3_next-0", "mamba2-0", "lfm2_moe-0")
-        ),
-        *(slow(name, "switched", 2, 2) for name in ("lfm3-3", "minimax-1", "youtu-1", "bamba-1")),
-        slow("youtu-0", "scanned", 2, 1),
-        *(slow(name, "switched", 2, 1) for name in ("qwen3_next-1", "falcon_h1-0")),
+        *(slow(name, "switched", 1, 1) for name in ("mamba2-0", "lfm2_moe-0")),
+        *(slow(name, "switched", 2, 2) for name in ("lfm3-3", "youtu-1", "bamba-1")),
+        slow("qwen3_next-1", "switched", 2, 1),
+        slow("falcon_h1-0", "switched", 2, 1),
     ],
 )
+@quick
 def test_log_probabilities_are_those_of_transformers(
     name: str, form: str, shards: int, stages: int, program_cache: str, base: Path
 ) -> None:
