@@ -20,7 +20,7 @@ from typing import Any
 
 from lab import control_plane, workers
 from lab.decisions import page as decisions_page
-from lab.pages import support
+from lab.pages import protocols, support
 from lab.pages.markdown import Page, wide_table
 from lab.peers import files_page
 from lab.peers import page as peers_page
@@ -36,6 +36,7 @@ _DOCS = (
     "benchmarks",
     "comparison",
     "flags",
+    "own_scheduler",
     "paper",
     "peers",
     "serving",
@@ -114,6 +115,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "measured": measured,
     "peers": peers_page.block,
     "peers_files": files_page.block,
+    "policy_job": protocols.job,
+    "policy_span": protocols.span,
+    "policy_view": protocols.view,
     "routes": routes,
     "schedulers": schedulers,
     "shelf": shelf.tables,

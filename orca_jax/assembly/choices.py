@@ -71,16 +71,19 @@ class Batches:
     @property
     def reads(self) -> frozenset[str]:
         """The fields of callers and predictors that scheduler, ordering and retention may read."""
-        traits = self.kind.traits
-        found = traits.reads | self.read_by_retention
-        return found | self.ordering.reads if traits.has_orderings else found
+        return self._read_by_scheduler | self.read_by_retention
 
     @property
     def needs(self) -> frozenset[str]:
         """The fields that scheduler and ordering say they read."""
         if isinstance(self.kind, PolicyKind):
             return self.kind.needs
-        return self.reads
+        return self._read_by_scheduler
+
+    @property
+    def _read_by_scheduler(self) -> frozenset[str]:
+        traits = self.kind.traits
+        return traits.reads | self.ordering.reads if traits.has_orderings else traits.reads
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from orca_jax.policy.protocol import (
     RequestView,
     Retention,
 )
-from orca_jax.sched.prefixes.spans import Keep, Span
+from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 __all__ = [
     "API",
     "Decision",
-    "Keep",
+    "Keeping",
+    "KeptSpan",
     "LengthPredictor",
     "Order",
     "Ordered",
@@ -28,5 +29,4 @@ __all__ = [
     "PolicyView",
     "RequestView",
     "Retention",
-    "Span",
 ]

@@ -13,7 +13,7 @@ from orca_jax.policy.predictor import PolicyPredictor
 from orca_jax.policy.protocol import API, Policy
 from orca_jax.policy.retention import PolicyRetention
 from orca_jax.policy.scheduler import PolicyScheduler
-from orca_jax.sched.prefixes.spans import Retention
+from orca_jax.sched.prefixes.spans import EngineRetention
 from orca_jax.sched.scheduler import SchedulerSettings
 from orca_jax.values.checks import first_line, is_class_name, json_value, load_class, short
 from orca_jax.values.config import Traits
@@ -139,7 +139,7 @@ def reads_of_retention(name: str) -> frozenset[str]:
     return frozenset(getattr(retention_kind(name), "reads", ()))
 
 
-def made_retention(name: str) -> Retention | None:
+def made_retention(name: str) -> EngineRetention | None:
     """Return the retention of a setting; None for the least recently used pages first.
 
     Raises:
@@ -150,7 +150,7 @@ def made_retention(name: str) -> Retention | None:
     if is_class_name(name):
         kind = retention_kind(name)
         return PolicyRetention(made(kind, "retention"), kind.__qualname__)
-    own: Retention = load_class(RETENTIONS[name].place, "retention")()
+    own: EngineRetention = load_class(RETENTIONS[name].place, "retention")()
     return own
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from orca_jax.sched.blocks import BlockCount
 from orca_jax.sched.predict import Predictor
-from orca_jax.sched.prefixes.spans import Keep, Span
+from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 API = 1
 """The version of these protocols; each class names its version."""
@@ -249,7 +249,7 @@ class Retention(Protocol):
 
     api: ClassVar[int]
 
-    def keep(self, span: Span, now: float) -> Keep:
+    def keep(self, span: KeptSpan, now: float) -> Keeping:
         """Return the worth of a span, and the seconds for which it holds.
 
         It is called when a request leaves the span, and again after these seconds.

@@ -7,7 +7,7 @@ from math import inf, isnan
 from typing import Any
 
 from orca_jax.policy.errors import PolicyError, calling, number_of
-from orca_jax.sched.prefixes.spans import Keep, Span
+from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 SLOW_SECONDS = 0.01
 """A call that takes longer is slow."""
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyRetention:
-    """`sched.prefixes.spans.Retention` over a class from outside.
+    """`sched.prefixes.spans.EngineRetention` over a class from outside.
 
     Args:
         retention: an instance of the class.
@@ -34,32 +34,32 @@ class PolicyRetention:
         self._clock = clock
         self._num_slow = 0
 
-    def keep(self, span: Span, now: float) -> Keep:
+    def keep(self, span: KeptSpan, now: float) -> Keeping:
         """The rank of a span with Python's own numbers.
 
         Raises:
-            PolicyError: the class raised an exception, did not return a `Keep` with numbers, or is too slow.
+            PolicyError: the class raised an exception, did not return a `Keeping` with numbers, or is too slow.
         """
         answer = self._call("keep", span, now)
-        if not isinstance(answer, Keep):
-            raise self._refuse(f"keep returned {type(answer).__name__} instead of a Keep")
+        if not isinstance(answer, Keeping):
+            raise self._refuse(f"keep returned {type(answer).__name__} instead of a Keeping")
         worth = number_of(answer.worth)
         seconds = number_of(answer.seconds)
         if isnan(worth) or not 0 < seconds <= inf:
             raise self._refuse(f"keep needs a number, and seconds above 0, got {answer!r}")
-        return Keep(worth, seconds)
+        return Keeping(worth, seconds)
 
-    def used(self, span: Span, now: float) -> None:
+    def used(self, span: KeptSpan, now: float) -> None:
         """Tell of a use, if the class has this method. Raises PolicyError as `keep` does."""
         if hasattr(self._retention, "used"):
             self._call("used", span, now)
 
-    def lost(self, span: Span, now: float) -> None:
+    def lost(self, span: KeptSpan, now: float) -> None:
         """Tell of a loss, if the class has this method. Raises PolicyError as `keep` does."""
         if hasattr(self._retention, "lost"):
             self._call("lost", span, now)
 
-    def _call(self, method: str, span: Span, now: float) -> object:
+    def _call(self, method: str, span: KeptSpan, now: float) -> object:
         begin = self._clock()
         with calling(self.name, method):
             answer: object = getattr(self._retention, method)(span, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import add, gt, sub
 from typing import Protocol, Self
 
-from orca_jax.sched.prefixes.spans import KeptSpans, Leaving, Retainer
+from orca_jax.sched.prefixes.spans import Leaving, Retainer, SpanOrder
 from orca_jax.values.cache_spec import LayerGroup, ceil_div
 from orca_jax.values.errors import ConfigError
 
@@ -37,11 +37,11 @@ class BlockPool:
         self._behind: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._names: dict[int, BlockName] = {}
-        self.spans: KeptSpans | None = None  # None: the least recently used block is taken
+        self.spans: SpanOrder | None = None  # None: the least recently used block is taken
 
     def rank(self, retainer: Retainer) -> None:
         """Let a retention name the kept blocks to take. No block is kept yet."""
-        self.spans = KeptSpans(retainer, self._kept, lambda block: self._names[block][0])
+        self.spans = SpanOrder(retainer, self._kept, lambda block: self._names[block][0])
 
     @property
     def num_free(self) -> int:

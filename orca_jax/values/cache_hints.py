@@ -1,4 +1,4 @@
-"""What a caller says about the pages that its request leaves in the prefix cache: wishes, never commands."""
+"""Wishes of a caller about the pages that its request leaves in the prefix cache; they are never commands."""
 
 from dataclasses import dataclass
 from math import isfinite

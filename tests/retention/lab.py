@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orca_jax.policy import API, Keep, Span
+from orca_jax.policy import API, Keeping, KeptSpan
 from orca_jax.policy.retention import PolicyRetention
-from orca_jax.sched.prefixes.spans import Retainer
-from orca_jax.sched.prefixes.spans import Retention as EngineRetention
+from orca_jax.sched.prefixes.spans import EngineRetention, Retainer
 from orca_jax.values.cache_hints import CacheHints
 from orca_jax.values.request import SamplingParams, Urgency
 from tests.sched.lab import Lab, Shape, groups_of
@@ -83,7 +82,7 @@ def prompt(number: int, length: int = 16) -> list[int]:
     return [number, *[(number + 7 * place) % 50 for place in range(length - 1)]]
 
 
-def keeping(keep: Callable[[Span, float], Any], **methods: Any) -> PolicyRetention:
+def keeping(keep: Callable[[KeptSpan, float], Any], **methods: Any) -> PolicyRetention:
     """A class from outside with this method, as the engine has it."""
     members = {"api": API, "keep": staticmethod(keep)}
     members |= {name: staticmethod(method) for name, method in methods.items()}
@@ -108,4 +107,4 @@ def random_load(seed: int, small: Small) -> None:
     small.lab.run()
 
 
-ALWAYS = Keep(0.0)
+ALWAYS = Keeping(0.0)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from orca_jax.policy import API, Keep, Span
+from orca_jax.policy import API, Keeping, KeptSpan
 
 
 class Mine:
@@ -10,9 +10,9 @@ class Mine:
 
     api: ClassVar[int] = API
 
-    def keep(self, span: Span, now: float) -> Keep:
+    def keep(self, span: KeptSpan, now: float) -> Keeping:
         """Its tokens."""
-        return Keep(span.num_tokens)
+        return Keeping(span.num_tokens)
 
 
 class OfPrograms(Mine):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.policy import Keep, Span
+from orca_jax.policy import Keeping, KeptSpan
 from orca_jax.sched.prefixes import spans
 from orca_jax.sched.prefixes.retentions import Cost, LruTtl
 from orca_jax.values.cache_hints import MOST_WISHES, CacheHints, CacheWish
@@ -42,7 +42,7 @@ def test_any_worth_leaves_tokens_and_blocks_whole(shape: str, seed: int) -> None
     plain = Small(**SHAPES[shape])
     random_load(seed, plain)
     for retention in (
-        keeping(lambda span, now: Keep(dice.uniform(-1, 1), dice.choice([0.5, 3.0, math.inf]))),
+        keeping(lambda span, now: Keeping(dice.uniform(-1, 1), dice.choice([0.5, 3.0, math.inf]))),
         LruTtl(),
         Cost(),
     ):
@@ -52,20 +52,20 @@ def test_any_worth_leaves_tokens_and_blocks_whole(shape: str, seed: int) -> None
         assert small.retainer is not None and not small.retainer.fault
 
 
-def _raises(span: Span, now: float) -> Keep:
+def _raises(span: KeptSpan, now: float) -> Keeping:
     raise ValueError("no idea")
 
 
-def _ends(span: Span, now: float) -> Keep:
+def _ends(span: KeptSpan, now: float) -> Keeping:
     raise SystemExit
 
 
-FAULTS: dict[str, tuple[Callable[[Span, float], Any], str]] = {
+FAULTS: dict[str, tuple[Callable[[KeptSpan, float], Any], str]] = {
     "raises": (_raises, r"Tried: keep raised ValueError: no idea at line \d+"),
     "ends": (_ends, "Tried: keep raised SystemExit"),
-    "no rank": (lambda span, now: 3.0, "Tried: keep returned float instead of a Keep"),
-    "no number": (lambda span, now: Keep(math.nan), "keep needs a number"),
-    "no time": (lambda span, now: Keep(1.0, 0.0), "seconds above 0"),
+    "no rank": (lambda span, now: 3.0, "Tried: keep returned float instead of a Keeping"),
+    "no number": (lambda span, now: Keeping(math.nan), "keep needs a number"),
+    "no time": (lambda span, now: Keeping(1.0, 0.0), "seconds above 0"),
 }
 
 
@@ -76,7 +76,7 @@ def test_after_a_fault_the_least_recently_used_pages_go(
     keep, message = FAULTS[name]
     calls = [0]
 
-    def fails(span: Span, now: float) -> Any:
+    def fails(span: KeptSpan, now: float) -> Any:
         calls[0] += 1
         return ALWAYS if calls[0] < 9 else keep(span, now)
 
@@ -93,7 +93,7 @@ def test_after_a_fault_the_least_recently_used_pages_go(
 
 
 def test_a_retention_that_refuses_all_gives_up_the_oldest() -> None:
-    small = Small(keeping(lambda span, now: Keep(math.inf)))
+    small = Small(keeping(lambda span, now: Keeping(math.inf)))
     for number in range(9):
         small.answer(prompt(number))
     assert small.answer(prompt(0)) == 0 < small.answer(prompt(8))
@@ -110,13 +110,13 @@ def test_a_slow_class_is_not_asked_any_more(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_facts_of_a_span() -> None:
-    seen: list[Span] = []
+    seen: list[KeptSpan] = []
 
-    def keep(span: Span, now: float) -> Keep:
+    def keep(span: KeptSpan, now: float) -> Keeping:
         seen.append(span)
         return ALWAYS
 
-    used: list[Span] = []
+    used: list[KeptSpan] = []
     small = Small(keeping(keep, used=lambda span, now: used.append(span)), num_pages=24)
     wishes = (CacheWish(0, 8, ttl=60.0), CacheWish(8, 12, priority=0))
     hints = CacheHints("talk", wishes=wishes)
@@ -180,7 +180,7 @@ def test_cost_keeps_what_is_used_again() -> None:
 
 
 def test_the_table_stays_small() -> None:
-    small = Small(keeping(lambda span, now: Keep(now, 1.0)), num_pages=24)
+    small = Small(keeping(lambda span, now: Keeping(now, 1.0)), num_pages=24)
     for _ in range(4):
         random_load(2, small)
     (pool,) = small.lab.kv._pools

@@ -25,7 +25,7 @@ _SPARE = 64  # places of spans that have gone, before they are removed
 logger = logging.getLogger(__name__)
 
 
-class Span(NamedTuple):
+class KeptSpan(NamedTuple):
     """Pages in a row of one prompt, that no request holds. Times are seconds of the engine's clock.
 
     Attributes:
@@ -57,7 +57,7 @@ class Span(NamedTuple):
     worth: float = 0.0
 
 
-class Keep(NamedTuple):
+class Keeping(NamedTuple):
     """The rank of a span.
 
     Attributes:
@@ -69,18 +69,18 @@ class Keep(NamedTuple):
     seconds: float = inf
 
 
-class Retention(Protocol):
+class EngineRetention(Protocol):
     """Ranks the spans of the prefix cache."""
 
-    def keep(self, span: Span, now: float) -> Keep:
+    def keep(self, span: KeptSpan, now: float) -> Keeping:
         """The rank of a span from now on."""
         ...
 
-    def used(self, span: Span, now: float) -> None:
+    def used(self, span: KeptSpan, now: float) -> None:
         """Take note that a request begins with pages of a kept span, as it was before."""
         ...
 
-    def lost(self, span: Span, now: float) -> None:
+    def lost(self, span: KeptSpan, now: float) -> None:
         """Take note that the first page of a span is given up."""
         ...
 
@@ -117,14 +117,14 @@ class Leaving(NamedTuple):
     first: int
 
 
-class _Held:
+class _ListedSpan:
     """A span in the table. Some of its blocks may be of another one by now."""
 
     __slots__ = (
         "blocks", "has_ended", "is_losing", "num_own", "number", "order", "owner", "span", "worth",
     )  # fmt: skip
 
-    def __init__(self, blocks: list[int], span: Span, owner: Owner, order: int) -> None:
+    def __init__(self, blocks: list[int], span: KeptSpan, owner: Owner, order: int) -> None:
         self.order = order  # that of leaving
         self.blocks = blocks  # in the order of their tokens
         self.span = span  # as it was left
@@ -148,22 +148,24 @@ class Retainer:
         fault: the reason for which it is not asked any more; "" while it is.
     """
 
-    def __init__(self, retention: Retention, page_size: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, retention: EngineRetention, page_size: int, clock: Callable[[], float]
+    ) -> None:
         self.retention = retention
         self.page_size = page_size
         self.clock = clock
         self.fault = ""
 
-    def ask(self, span: Span) -> Keep:
+    def ask(self, span: KeptSpan) -> Keeping:
         """The rank of a span."""
         if not self.fault:
             try:
                 return self.retention.keep(span, self.clock())
             except EngineError as error:
                 self._fail(error)
-        return Keep()
+        return Keeping()
 
-    def tell(self, what: Callable[[Span, float], None], span: Span) -> None:
+    def tell(self, what: Callable[[KeptSpan, float], None], span: KeptSpan) -> None:
         """Call `used` or `lost` of the retention."""
         if not self.fault:
             try:
@@ -176,7 +178,7 @@ class Retainer:
         logger.error("%s; from now on the least recently used pages are given up first", self.fault)
 
 
-class KeptSpans:
+class SpanOrder:
     """The kept blocks of one pool as spans, in the order of their worth.
 
     Args:
@@ -194,13 +196,13 @@ class KeptSpans:
         self._retainer = retainer
         self._kept = kept
         self._group_of = group_of
-        self._span_of: dict[int, _Held] = {}  # the latest one of each block
+        self._span_of: dict[int, _ListedSpan] = {}  # the latest one of each block
         self._hits: dict[int, int] = {}
         # the session of each block with hits; None: several
         self._sessions: dict[int, tuple[str, str] | None] = {}
-        self._by_worth: list[tuple[float, int, int, _Held]] = []
-        self._by_time: list[tuple[float, int, _Held]] = []  # at which worths run out
-        self._of_session: defaultdict[tuple[str, str], set[_Held]] = defaultdict(set)
+        self._by_worth: list[tuple[float, int, int, _ListedSpan]] = []
+        self._by_time: list[tuple[float, int, _ListedSpan]] = []  # at which worths run out
+        self._of_session: defaultdict[tuple[str, str], set[_ListedSpan]] = defaultdict(set)
         self._count = 0  # of places that were given
 
     def named(self, block: int) -> None:
@@ -241,7 +243,7 @@ class KeptSpans:
         """Count the use of blocks by a new request, and tell the retention."""
         if self._retainer.fault:
             return
-        found: dict[_Held, None] = {}
+        found: dict[_ListedSpan, None] = {}
         for block in blocks:
             held = self._span_of.get(block)
             if held is not None and len(found) < MOST_SPANS:
@@ -283,10 +285,10 @@ class KeptSpans:
             assert held is not None and held in placed and block in held.blocks, (
                 f"kept block {block} is in no span"
             )
-        listed = set[_Held]().union(*self._of_session.values())
+        listed = set[_ListedSpan]().union(*self._of_session.values())
         assert listed <= placed, "a span of a session has no place"
 
-    def _last_of(self, held: _Held) -> int | None:
+    def _last_of(self, held: _ListedSpan) -> int | None:
         """The last block that is still of a span; those after it are removed from it."""
         while held.blocks:
             block = held.blocks[-1]
@@ -299,7 +301,7 @@ class KeptSpans:
         self, blocks: list[int], place: int, wish: CacheWish | None, leaving: Leaving
     ) -> None:
         owner = leaving.owner
-        span = Span(
+        span = KeptSpan(
             (leaving.first + place) * self._retainer.page_size,
             len(blocks) * self._retainer.page_size,
             leaving.group,
@@ -313,17 +315,17 @@ class KeptSpans:
         )
         self._add(blocks, span, owner)
 
-    def _former(self, blocks: Sequence[int]) -> tuple[Span, Owner]:
+    def _former(self, blocks: Sequence[int]) -> tuple[KeptSpan, Owner]:
         """The span of blocks that no request leaves: a copied page, or pages that were read from outside."""
         size = len(blocks) * self._retainer.page_size
         now = self._retainer.clock()
         held = self._span_of.get(blocks[0])
         if held is None:
-            return Span(0, size, self._group_of(blocks[0]), now), NOBODY
+            return KeptSpan(0, size, self._group_of(blocks[0]), now), NOBODY
         return held.span._replace(num_tokens=size, kept_at=now), held.owner
 
-    def _add(self, blocks: list[int], span: Span, owner: Owner) -> None:
-        held = _Held(blocks, span, owner, self._count)
+    def _add(self, blocks: list[int], span: KeptSpan, owner: Owner) -> None:
+        held = _ListedSpan(blocks, span, owner, self._count)
         for block in blocks:
             self._part(block)
             self._span_of[block] = held
@@ -331,7 +333,7 @@ class KeptSpans:
             self._of_session[owner.key].add(held)
         self._place(held)
 
-    def _place(self, held: _Held) -> None:
+    def _place(self, held: _ListedSpan) -> None:
         """Rank a span, and give it its place."""
         keep = self._retainer.ask(self._now(held))
         self._count += 1
@@ -378,7 +380,7 @@ class KeptSpans:
     def _is_shared(self, block: int) -> bool:
         return block in self._sessions and self._sessions[block] is None
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: _ListedSpan) -> None:
         """Take a span out of the order: no block of it is kept."""
         held.number = 0
         key = held.owner.key
@@ -387,7 +389,7 @@ class KeptSpans:
             if not self._of_session[key]:
                 del self._of_session[key]
 
-    def _now(self, held: _Held) -> Span:
+    def _now(self, held: _ListedSpan) -> KeptSpan:
         return held.span._replace(
             num_tokens=len(held.blocks) * self._retainer.page_size,
             has_ended=held.has_ended,

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain, product, takewhile
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,9 @@ class CaseRequest(NamedTuple):
     prompt: int
     max_tokens: int
     urgency: Urgency = DEFAULT_URGENCY
-    talk: int = 0  # of one talk a prompt begins with the shorter ones; 0: it begins like no other length
+    talk: int = (
+        0  # of one talk a prompt begins with the shorter ones; 0: it begins like no other length
+    )
     hints: CacheHints | None = None
 
     def __str__(self) -> str:
@@ -147,19 +149,20 @@ def cases(seed: int, number: int) -> Iterator[PolicyCase]:
 
 
 def with_talks(case: PolicyCase) -> PolicyCase:
-    """Return a case for retentions: its requests are turns of a few talks, and some have wishes."""
+    """Return a case for retentions: its requests come three times as turns of a few talks, and some have wishes."""
     wishes = (
         None,
         CacheHints("a", wishes=(CacheWish(ttl=8.0),)),
         CacheHints("a", wishes=(CacheWish(0, 2, priority=100), CacheWish(2, priority=0))),
         CacheHints("b", ends=True),
     )
-    turns = enumerate(case.requests)
     requests = [
-        each._replace(talk=1 + index % 3, hints=wishes[index % len(wishes)])
-        for index, each in turns
+        each._replace(
+            at=each.at + 8 * again, talk=1 + index % 2, hints=wishes[(again + index) % len(wishes)]
+        )
+        for again, (index, each) in product(range(3), enumerate(case.requests))
     ]
-    return replace(case, requests=tuple(requests))
+    return replace(case, requests=tuple(sorted(requests, key=lambda request: request.at)))
 
 
 def starving_cases(longest_wait: int) -> Iterator[PolicyCase]:
@@ -195,7 +198,8 @@ def fault_of(policy: str | type[Any], options: str | None, case: PolicyCase) -> 
         with _limited(LOOP_SECONDS):
             return run.fault()
     except _Loops:
-        return f"decide runs for more than {LOOP_SECONDS:g} s"
+        method = "decide" if isinstance(run.scheduler, PolicyScheduler) else "a method"
+        return f"{method} runs for more than {LOOP_SECONDS:g} s"
     except (OrcaError, AssertionError) as error:
         return run.unnamed(str(error))
 

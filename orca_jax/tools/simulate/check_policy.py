@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser(_: Collection[str] = ()) -> FlagParser:
     """Return the parser of the command line."""
     made = FlagParser(prog=program("check-policy"), description=__doc__)
-    made.add_argument("policy", metavar="FILE.py:CLASS", help="class of the scheduler, the order or the retention")
+    made.add_argument(
+        "policy", metavar="FILE.py:CLASS", help="class of the scheduler, the order or the retention"
+    )
     made.add_argument("--scheduler-options", metavar="JSON", help=help_of("scheduler_options"))
     made.add_argument(
         "--model", metavar="MODEL", help="compare the tokens of this model too, in float32"
@@ -79,7 +81,8 @@ def fault_of_policy(
     """
     from orca_jax.tools.simulate.check import find_fault  # help comes without it
 
-    logging.getLogger("orca_jax.policy").setLevel(logging.ERROR)  # faults are in the report
+    for name in ("orca_jax.policy", "orca_jax.sched.prefixes"):  # faults are in the report
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     fault = find_fault(policy, options, seed, num_cases, begin)
     if fault or model is None:
         return fault
