@@ -26,6 +26,7 @@ from lab.peers import files_page
 from lab.peers import page as peers_page
 from lab.real.page import held_out, measured
 from lab.reproduce import baselines, blocks
+from lab.retention import page as retention_page
 from lab.shelf import burst
 from lab.shelf import page as shelf
 from orca_jax.serve.openapi import openapi_document
@@ -118,6 +119,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "policy_job": protocols.job,
     "policy_span": protocols.span,
     "policy_view": protocols.view,
+    "retention": retention_page.block,
     "routes": routes,
     "schedulers": schedulers,
     "shelf": shelf.tables,

@@ -41,7 +41,7 @@ class BlockPool:
 
     def rank(self, retainer: Retainer) -> None:
         """Let a retention name the kept blocks to take. No block is kept yet."""
-        self.spans = SpanOrder(retainer, self._kept, lambda block: self._names[block][0])
+        self.spans = retainer.order(self._kept, self._names)
 
     @property
     def num_free(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orca_jax.policy import Keeping, KeptSpan
+from orca_jax.policy.retention import MOST_SLOW
 from orca_jax.sched.prefixes import spans
 from orca_jax.sched.prefixes.retentions import Cost, LruTtl
 from orca_jax.values.cache_hints import MOST_WISHES, CacheHints, CacheWish
@@ -107,6 +108,17 @@ def test_a_slow_class_is_not_asked_any_more(monkeypatch: pytest.MonkeyPatch) -> 
     random_load(1, small)
     assert small.retainer is not None
     assert small.retainer.fault == "Tried: 16 calls took more than 10 ms"
+
+
+def test_few_slow_calls_among_many_are_no_fault() -> None:
+    times = iter(range(10_000_000))
+    retention = keeping(lambda span, now: ALWAYS)
+    retention._clock = lambda: 0.02 * (next(times) // 100)
+    small = Small(retention)
+    for seed in range(20):
+        random_load(seed, small)
+    assert next(times) > 2 * 100 * MOST_SLOW, "more slow calls than the limit"
+    assert small.retainer is not None and not small.retainer.fault
 
 
 def test_the_facts_of_a_span() -> None:

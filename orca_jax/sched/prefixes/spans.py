@@ -156,6 +156,17 @@ class Retainer:
         self.clock = clock
         self.fault = ""
 
+    def order(
+        self, kept: Mapping[int, None], names: Mapping[int, tuple[int, bytes]]
+    ) -> "SpanOrder":
+        """The order of the kept blocks of a pool.
+
+        Args:
+            kept: the kept blocks, the least recently used one first.
+            names: the group and the digest of each block with a name.
+        """
+        return SpanOrder(self, kept, names)
+
     def ask(self, span: KeptSpan) -> Keeping:
         """The rank of a span."""
         if not self.fault:
@@ -184,18 +195,18 @@ class SpanOrder:
     Args:
         retainer: ranks them.
         kept: the kept blocks of the pool, the least recently used one first.
-        group_of: the group of the content of a kept block.
+        names: the group and the digest of each block with a name.
     """
 
     def __init__(
         self,
         retainer: Retainer,
         kept: Mapping[int, None],
-        group_of: Callable[[int], int],
+        names: Mapping[int, tuple[int, bytes]],
     ) -> None:
         self._retainer = retainer
         self._kept = kept
-        self._group_of = group_of
+        self._names = names
         self._span_of: dict[int, _ListedSpan] = {}  # the latest one of each block
         self._hits: dict[int, int] = {}
         # the session of each block with hits; None: several
@@ -321,7 +332,7 @@ class SpanOrder:
         now = self._retainer.clock()
         held = self._span_of.get(blocks[0])
         if held is None:
-            return KeptSpan(0, size, self._group_of(blocks[0]), now), NOBODY
+            return KeptSpan(0, size, self._names[blocks[0]][0], now), NOBODY
         return held.span._replace(num_tokens=size, kept_at=now), held.owner
 
     def _add(self, blocks: list[int], span: KeptSpan, owner: Owner) -> None:
