@@ -483,9 +483,9 @@ class RequestUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
-    num_written: int = 0  # tokens of the prompt written into it, with the first ids
     # the last update of a request with `pooling`: its vector of float32, not normalised
     pooled: bytes | None = None
+    num_written: int = 0  # tokens of the prompt written into the prefix cache, with the first ids
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())

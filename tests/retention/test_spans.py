@@ -175,6 +175,27 @@ def test_the_pages_of_an_ended_session_go_first() -> None:
     assert small.answer(prompt(1)) == 0 < small.answer(prompt(2))
 
 
+def test_no_session_ends_what_others_share() -> None:
+    seen: list[KeptSpan] = []
+
+    def keep(span: KeptSpan, now: float) -> Keeping:
+        seen.append(span)
+        return ALWAYS
+
+    small = Small(keeping(keep), num_pages=24)
+    small.answer([*prompt(0), 1], hints=CacheHints("one"))
+    small.answer([*prompt(0), 2], hints=CacheHints("two"))
+    seen.clear()
+    over = CacheHints("two", ends=True, wishes=(CacheWish(priority=0),))
+    small.answer([*prompt(0), 2, 3, 4, 5, 6], hints=over)
+    small.answer(prompt(1, 36))
+    small.answer(prompt(2, 36))
+    shared = [span for span in seen if span.is_shared]
+    own = [span for span in seen if not span.is_shared and span.session == "two"]
+    assert shared and {(span.priority, span.has_ended) for span in shared} == {(50, False)}
+    assert any(span.priority == 0 for span in own) and any(span.has_ended for span in own)
+
+
 def test_cost_keeps_what_is_used_again() -> None:
     """Prompts that come once fill the cache between the uses of one that comes often."""
     found = []

@@ -38,8 +38,9 @@ class KeptSpan(NamedTuple):
         tenant: the tenant of the latest request; "" without one.
         session: its session, else its program; "" without one.
         ttl: seconds for which it should be kept, as the caller wishes; None without a wish.
-        priority: wish of the caller, from 0 to 100: 0 for pages of no further use, 50 without a wish.
-        has_ended: the session has ended, as the caller said.
+        priority: wish of the caller, from 0 to 100: 0 for pages of no further use, 50 without a wish. It is at least 50
+            if the span is shared.
+        has_ended: the session has ended, as the caller said, and no other one has begun with the span.
         worth: its latest worth; 0 before the first one.
     """
 
@@ -312,17 +313,21 @@ class SpanOrder:
         self, blocks: list[int], place: int, wish: CacheWish | None, leaving: Leaving
     ) -> None:
         owner = leaving.owner
+        is_shared = self._is_shared(blocks[0])
+        priority = USUAL_PRIORITY if wish is None else wish.priority
+        if is_shared:  # one session says nothing about the others
+            priority = max(priority, USUAL_PRIORITY)
         span = KeptSpan(
             (leaving.first + place) * self._retainer.page_size,
             len(blocks) * self._retainer.page_size,
             leaving.group,
             self._retainer.clock(),
             self._hits.get(blocks[0], 0),
-            self._is_shared(blocks[0]),
+            is_shared,
             owner.tenant,
             owner.session,
             None if wish is None else wish.ttl,
-            USUAL_PRIORITY if wish is None else wish.priority,
+            priority,
         )
         self._add(blocks, span, owner)
 
@@ -372,11 +377,13 @@ class SpanOrder:
                 self._place(held)
 
     def _end(self, key: tuple[str, str]) -> None:
-        """Let the spans of a session be ranked again."""
+        """Let the spans that a session has alone be ranked again."""
         if not key[1]:
             return
         now = self._retainer.clock()
         for held in self._of_session[key]:
+            if held.span.is_shared:
+                continue
             held.has_ended = True
             heappush(self._by_time, (now, held.number, held))
 
