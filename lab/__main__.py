@@ -98,6 +98,9 @@ COMMANDS = {
         "lab.reproduce.command",
         "the paper's Figures 8 to 11 and Table 1, and later papers, with a verdict each",
     ),
+    "retention": Command(
+        "lab.retention.command", "published retentions of prefixes on equal loads in virtual time"
+    ),
     "scheduler_cost": Command(
         "lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"
     ),

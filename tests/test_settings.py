@@ -30,9 +30,9 @@ from orca_jax.values.config import (
     SCHEDULERS,
     CacheConfig,
     EngineConfig,
-    Named,
 )
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.named import RETENTIONS, Named
 from orca_jax.values.platforms import PLATFORMS
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
@@ -51,6 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"kv_host_memory": 9}, "kv_host_memory", "has no weights"),
     ({"kv_disk_size": 9}, "kv_disk_size", "give kv_disk"),
     ({**ORCA, "kv_disk": "pages"}, "kv_disk", "needs the prefix cache"),
+    ({**ORCA, "retention": "cost"}, "retention", "needs the prefix cache"),
     ({"max_num_batched_tokens": 63}, "max_num_batched_tokens", "less than max_num_seqs 64"),
     (
         {"max_num_batched_tokens": 4, "max_num_seqs": 5},
@@ -158,6 +159,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True},
     "check_in_interval": {"check_in_interval": 4},
     "enable_prefix_caching": {"enable_prefix_caching": True},
+    "retention": {"retention": "lru-ttl"},
     "n_workers": {**ORCA, "n_workers": 2},
     "n_slots": {**ORCA, "n_slots": 300},
     "tensor_parallel_size": {"tensor_parallel_size": 1},
@@ -272,6 +274,7 @@ def test_named_classes_are_there() -> None:
         ("scheduler", SCHEDULERS),
         ("scheduling_policy", ORDERINGS),
         ("length_predictor", PREDICTORS),
+        ("retention", RETENTIONS),
     ],
 )
 def test_the_help_has_every_name(setting: str, table: Mapping[str, Named]) -> None:

@@ -20,12 +20,13 @@ from typing import Any
 
 from lab import control_plane, workers
 from lab.decisions import page as decisions_page
-from lab.pages import support
+from lab.pages import protocols, support
 from lab.pages.markdown import Page, wide_table
 from lab.peers import files_page
 from lab.peers import page as peers_page
 from lab.real.page import held_out, measured
 from lab.reproduce import baselines, blocks
+from lab.retention import page as retention_page
 from lab.shelf import burst
 from lab.shelf import page as shelf
 from orca_jax.serve.openapi import openapi_document
@@ -36,6 +37,7 @@ _DOCS = (
     "benchmarks",
     "comparison",
     "flags",
+    "own_scheduler",
     "paper",
     "peers",
     "serving",
@@ -114,6 +116,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "measured": measured,
     "peers": peers_page.block,
     "peers_files": files_page.block,
+    "policy_job": protocols.job,
+    "policy_span": protocols.span,
+    "policy_view": protocols.view,
+    "retention": retention_page.block,
     "routes": routes,
     "schedulers": schedulers,
     "shelf": shelf.tables,

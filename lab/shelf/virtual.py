@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orca_jax.engine import Engine
 from orca_jax.policy import Policy
@@ -10,10 +10,13 @@ from orca_jax.policy.scheduler import PolicyScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import EnginePredictor, Oracle
+from orca_jax.sched.prefixes.spans import Retainer
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.tools.bench.feed import Drive
+from orca_jax.values.cache_hints import CacheHints
+from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import RequestUpdate, SamplingParams, Urgency
 
 FIRST_ID = OTHER_ID + 1  # of the ids in prompts that share beginnings
@@ -30,6 +33,8 @@ class Call(NamedTuple):
         tenant: client or program.
         after: index of the request that it follows.
         prompt: ids, if prompts share beginnings.
+        program: agent or conversation.
+        hints: wishes about its cache.
     """
 
     arrival: float
@@ -39,6 +44,8 @@ class Call(NamedTuple):
     tenant: str = ""
     after: int | None = None
     prompt: Sequence[int] = ()
+    program: str = ""
+    hints: CacheHints | None = None
 
 
 class Devices(NamedTuple):
@@ -90,6 +97,8 @@ class Outcome(NamedTuple):
         tokens_again: tokens that were computed more than once, of prompts and outputs.
         overrules: decisions of the policy that the engine's guard changed.
         samples: begin, end, and requests in the engine, of each turn.
+        cached: tokens of prompts that the prefix cache had.
+        lost: full pages that it gave up.
     """
 
     services: Sequence[Service]
@@ -97,6 +106,8 @@ class Outcome(NamedTuple):
     tokens_again: int
     overrules: int
     samples: Sequence[tuple[float, float, int]]
+    cached: int = 0
+    lost: int = 0
 
 
 Maker = Callable[[Devices], KnownScheduler]
@@ -118,6 +129,8 @@ def serve_calls(
     calls: Sequence[Call],
     devices: Devices,
     predictor: Callable[[], EnginePredictor] | None = None,
+    retain: Callable[[RequestPool], Retainer] | None = None,
+    begun: Callable[[int], None] = lambda index: None,
 ) -> Outcome:
     """Serve all calls.
 
@@ -126,6 +139,8 @@ def serve_calls(
         calls: those without `after` in the order of arrival.
         devices: the limits.
         predictor: makes the predictor of lengths; None: it knows them.
+        retain: makes the retention; None: the least recently used pages go first.
+        begun: called with the index of each call that has drawn its first token.
     """
     clock = VirtualClock()
     scheduler = make(devices)
@@ -142,29 +157,62 @@ def serve_calls(
         reuses_prefixes=devices.reuses_prefixes and scheduler.traits.shares_prefixes,
         predictor=Oracle(lengths) if predictor is None else predictor(),
     )
+    if retain is not None:
+        kv.retain(retain(pool))
+    kv.prefixes.watcher = losses = _Losses()
     executor = SimExecutor(devices.cost, clock, lengths)
     engine = Engine(executor, scheduler, pool, clock=clock, sleep=clock.sleep)
-    run = _Run(engine, clock, calls)
+    run = _Run(engine, clock, calls, begun)
     drive = Drive.in_virtual_time(engine, executor, clock)
     arrivals = [call.arrival for call in calls]
     for updates in drive.serve(arrivals, run.add, [call.after for call in calls]):
         run.take(updates, clock.now)
     wanted = sum([call.num_prompt + call.num_generated - 1 for call in calls]) - pool.num_cache_hits
     overrules = engine.stats.overruled_decisions
+    if kv.retainer is not None and kv.retainer.fault:
+        raise ConfigError(f"retention: {kv.retainer.fault}", param="retention")
+    again = executor.stats.tokens - wanted
     return Outcome(
-        run.services, pool.num_preemptions, executor.stats.tokens - wanted, overrules, run.samples
+        run.services,
+        pool.num_preemptions,
+        again,
+        overrules,
+        run.samples,
+        pool.num_cache_hits,
+        losses.number,
     )
+
+
+class _Losses:
+    """Counts the full pages that the prefix cache gives up."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def stored(self, *facts: Any) -> None:
+        """Does nothing: a page that is stored may stay."""
+
+    def removed(self, digest: bytes, group: int) -> None:
+        """Count a page."""
+        self.number += 1
 
 
 class _Run:
     """The calls of a run, as they come to an engine, and their service so far."""
 
-    def __init__(self, engine: Engine, clock: VirtualClock, calls: Sequence[Call]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: VirtualClock,
+        calls: Sequence[Call],
+        begun: Callable[[int], None],
+    ) -> None:
         self.services = [Service(call.arrival, []) for call in calls]
         self.samples = list[tuple[float, float, int]]()
         self._engine = engine
         self._clock = clock
         self._calls = calls
+        self._begun = begun
         self._prompt = [OTHER_ID] * max([call.num_prompt for call in calls])
         self._begin = 0.0  # of the next turn
         self._number = 0  # requests in the engine at its begin
@@ -173,9 +221,12 @@ class _Run:
         """Add a call to the engine."""
         call = self._calls[index]
         self.services[index] = Service(due, [])
-        params = SamplingParams(call.max_tokens or call.num_generated, temperature=0.0)
+        params = SamplingParams(
+            call.max_tokens or call.num_generated, temperature=0.0, cache_hints=call.hints
+        )
         prompt = call.prompt or self._prompt[: call.num_prompt]
-        self._engine.add_request(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
+        urgency = Urgency(tenant=call.tenant, program=call.program)
+        self._engine.add_request(str(index), prompt, params, urgency=urgency)
         self._begin = self._clock.now
         self._number += 1
 
@@ -183,7 +234,11 @@ class _Run:
         """Count the tokens of a turn that ended at `now`."""
         for update in updates:
             assert update.error is None, update.error
-            self.services[int(update.request_id)].tokens.extend([now] * len(update.new_ids))
+            index = int(update.request_id)
+            tokens = self.services[index].tokens
+            if update.new_ids and not tokens:
+                self._begun(index)
+            tokens.extend([now] * len(update.new_ids))
         self.samples.append((self._begin, now, self._number))
         self._begin = now
         self._number = len(self._engine.pool)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind
+from orca_jax.policy.kinds import PolicyKind, order_kind, policy_kind, reads_of_retention
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
@@ -26,6 +26,7 @@ from orca_jax.values.config import (
     Traits,
 )
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.named import LRU
 from orca_jax.values.platforms import platform_named
 
 logger = logging.getLogger(__name__)
@@ -65,19 +66,24 @@ class Batches:
     # iterations submitted before the results of an earlier one are read; 0 without overlap
     num_ahead: int
     num_rows: int = 0  # requests with a row, for a policy from outside; 0: those of the iterations
+    read_by_retention: frozenset[str] = frozenset()
 
     @property
     def reads(self) -> frozenset[str]:
-        """The fields of callers and predictors that scheduler and ordering may read."""
-        traits = self.kind.traits
-        return traits.reads | self.ordering.reads if traits.has_orderings else traits.reads
+        """The fields of callers and predictors that scheduler, ordering and retention may read."""
+        return self._read_by_scheduler | self.read_by_retention
 
     @property
     def needs(self) -> frozenset[str]:
         """The fields that scheduler and ordering say they read."""
         if isinstance(self.kind, PolicyKind):
             return self.kind.needs
-        return self.reads
+        return self._read_by_scheduler
+
+    @property
+    def _read_by_scheduler(self) -> frozenset[str]:
+        traits = self.kind.traits
+        return traits.reads | self.ordering.reads if traits.has_orderings else traits.reads
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Requests:
     reuses_prefixes: bool
     predictor: str
     most_loras: int  # adapters that may be loaded at once
+    retention: str = LRU
 
 
 @dataclass(frozen=True)
@@ -259,6 +266,7 @@ def choices_of(config: EngineConfig) -> Choices:
             num_stages=n_workers if stages > 1 else 1,
             num_ahead=config.check_in_interval if overlaps else 0,
             num_rows=config.max_num_rows or 0,
+            read_by_retention=reads_of_retention(config.retention),
         ),
         requests=Requests(
             config.max_num_rows or config.max_num_seqs * n_workers,
@@ -266,6 +274,7 @@ def choices_of(config: EngineConfig) -> Choices:
             reuses_prefixes=traits.shares_prefixes and config.enable_prefix_caching is not False,
             predictor=config.length_predictor or "bound",
             most_loras=config.max_cpu_loras or 4 * num_loras,
+            retention=config.retention,
         ),
         budget=Budget(
             config.max_num_batched_tokens,

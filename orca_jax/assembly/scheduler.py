@@ -10,7 +10,7 @@ from typing import Any
 from orca_jax.assembly.choices import Batches, Choices, Drafts
 from orca_jax.assembly.support import check_budget
 from orca_jax.helpers.bundled import ranker_directory
-from orca_jax.policy.kinds import OUTSIDE, label_of, predictor_kind
+from orca_jax.policy.kinds import OUTSIDE, label_of, made_retention, predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -21,6 +21,7 @@ from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import EnginePredictor, Score, Scored
+from orca_jax.sched.prefixes.spans import Retainer
 from orca_jax.sched.scheduler import (
     KnownScheduler,
     MeasuredSeconds,
@@ -91,6 +92,9 @@ def build_scheduling(
         adapters=AdapterSlots(choices.lora.num_slots if choices.lora else 0, requests.most_loras),
         spanless_family=model.family,  # none takes vector spans yet
     )
+    retention = made_retention(requests.retention)
+    if retention is not None:
+        kv.retain(Retainer(retention, cache.page_size, lambda: pool.now))
     return scheduler, pool
 
 

@@ -254,6 +254,8 @@ NEEDS: tuple[Need, ...] = (
          idle=(False,)),
     _of_schedulers("enable_prefix_caching", lambda traits: traits.shares_prefixes,
         "has no prefix cache", False),
+    Need("retention", lambda f: f.chosen.requests.reuses_prefixes,
+         "retention needs the prefix cache: use scheduler chunked with enable_prefix_caching, or leave it out"),
     Need("kv_disk", lambda f: f.chosen.requests.reuses_prefixes,
          "kv_disk needs the prefix cache: use scheduler chunked with enable_prefix_caching, or leave kv_disk out"),
     Need("kv_host_memory", lambda f: f.chosen.requests.reuses_prefixes,

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig, Traits
+from orca_jax.values.named import RETENTIONS
 from orca_jax.values.platforms import platform_named
 
 
@@ -31,6 +32,7 @@ def _listed() -> Mapping[str, str]:
         "SCHEDULERS": "; ".join([scheduler.words for scheduler in SCHEDULERS.values()]),
         "ORDERINGS": f"{', '.join(orders)}, or {last}",
         "PREDICTORS": ", ".join([predictor.words for predictor in PREDICTORS.values()]),
+        "RETENTIONS": "; ".join([each.words for each in RETENTIONS.values()]),
         "ITL": f"{platform_named('').itl_target_ms:g}",
         "ITL_ON_HOST": f"{platform_named('cpu').itl_target_ms:g}",
     }

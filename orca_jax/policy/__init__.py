@@ -1,4 +1,4 @@
-"""Write a scheduler, an order or a length predictor of your own.
+"""Write a scheduler, an order, a length predictor or a retention of your own.
 
 The engine calls it between two iterations. It never sees the engine's own objects: it reads a `PolicyView` with
 `RequestView`s, and returns a `Decision`.
@@ -13,15 +13,20 @@ from orca_jax.policy.protocol import (
     Policy,
     PolicyView,
     RequestView,
+    Retention,
 )
+from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 __all__ = [
     "API",
     "Decision",
+    "Keeping",
+    "KeptSpan",
     "LengthPredictor",
     "Order",
     "Ordered",
     "Policy",
     "PolicyView",
     "RequestView",
+    "Retention",
 ]

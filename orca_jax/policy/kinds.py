@@ -11,14 +11,17 @@ from orca_jax.policy.errors import PASSED_ON
 from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.predictor import PolicyPredictor
 from orca_jax.policy.protocol import API, Policy
+from orca_jax.policy.retention import PolicyRetention
 from orca_jax.policy.scheduler import PolicyScheduler
+from orca_jax.sched.prefixes.spans import EngineRetention
 from orca_jax.sched.scheduler import SchedulerSettings
 from orca_jax.values.checks import first_line, is_class_name, json_value, load_class, short
 from orca_jax.values.config import Traits
 from orca_jax.values.errors import ConfigError
+from orca_jax.values.named import LRU, RETENTIONS
 from orca_jax.values.request import URGENCY_FIELDS
 
-OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor")
+OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor", "retention")
 """The settings that may name a class from outside."""
 FIELDS = (*URGENCY_FIELDS, "predicted")
 """The fields of `RequestView` that callers and predictors fill."""
@@ -120,6 +123,35 @@ def predictor_kind(name: str) -> PolicyPredictor:
     """Return the length predictor of a class. Raises ConfigError as `policy_kind` does."""
     kind = checked_class(name, "length_predictor", ("predict", "observe"), ("refresh",))
     return PolicyPredictor(made(kind, "length_predictor"), kind.__qualname__)
+
+
+def retention_kind(name: str) -> type[Any]:
+    """Return the class of a retention from outside. Raises ConfigError as `policy_kind` does."""
+    kind = checked_class(name, "retention", ("keep",), ())
+    _check_reads(kind, "retention")
+    return kind
+
+
+def reads_of_retention(name: str) -> frozenset[str]:
+    """Return the fields of callers that a retention reads. Raises ConfigError as `retention_kind` does."""
+    if not is_class_name(name):
+        return frozenset()
+    return frozenset(getattr(retention_kind(name), "reads", ()))
+
+
+def made_retention(name: str) -> EngineRetention | None:
+    """Return the retention of a setting; None for the least recently used pages first.
+
+    Raises:
+        ConfigError: there is no such class, or it cannot be made.
+    """
+    if name == LRU:
+        return None
+    if is_class_name(name):
+        kind = retention_kind(name)
+        return PolicyRetention(made(kind, "retention"), kind.__qualname__)
+    own: EngineRetention = load_class(RETENTIONS[name].place, "retention")()
+    return own
 
 
 def _check_reads(kind: type[Any], setting: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from orca_jax.sched.blocks import BlockCount
 from orca_jax.sched.predict import Predictor
+from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 API = 1
 """The version of these protocols; each class names its version."""
@@ -234,3 +235,23 @@ class LengthPredictor(Predictor[RequestView], Protocol):
     """
 
     api: ClassVar[int]
+
+
+class Retention(Protocol):
+    """Names the pages of the prefix cache to give up: `--retention FILE.py:CLASS`.
+
+    It may have three members more. `reads` is that of a `Policy`. `used(span, now)` is called when a request begins
+    with pages of a kept span, and `lost(span, now)` when the first page of one is given up.
+
+    Attributes:
+        api: the value of `API` for which it is written.
+    """
+
+    api: ClassVar[int]
+
+    def keep(self, span: KeptSpan, now: float) -> Keeping:
+        """Return the worth of a span, and the seconds for which it holds.
+
+        It is called when a request leaves the span, and again after these seconds.
+        """
+        ...

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import add, gt, sub
 from typing import Protocol, Self
 
+from orca_jax.sched.prefixes.spans import Leaving, Retainer, SpanOrder
 from orca_jax.values.cache_spec import LayerGroup, ceil_div
 from orca_jax.values.errors import ConfigError
 
@@ -18,7 +19,7 @@ class BlockPool:
 
     A block with holders gets another one only by `share`, for the same content. A block without holders is free. If
     it has a name, it is also kept: it can be shared until its memory is needed. Blocks that left a window are taken
-    first, then the least recently used one.
+    first, then the least recently used one, or those that a retention names.
 
     Args:
         num_blocks: blocks, numbered `0..num_blocks-1`.
@@ -36,6 +37,11 @@ class BlockPool:
         self._behind: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._names: dict[int, BlockName] = {}
+        self.spans: SpanOrder | None = None  # None: the least recently used block is taken
+
+    def rank(self, retainer: Retainer) -> None:
+        """Let a retention name the kept blocks to take. No block is kept yet."""
+        self.spans = retainer.order(self._kept, self._names)
 
     @property
     def num_free(self) -> int:
@@ -46,7 +52,11 @@ class BlockPool:
         """Take blocks for new content, each with one holder."""
         assert count <= self.num_free, f"{count} blocks are requested and {self.num_free} are free"
         while len(self._free) < count:
-            block, _ = (self._behind or self._kept).popitem(last=False)
+            if self.spans is None or self._behind:
+                block, _ = (self._behind or self._kept).popitem(last=False)
+            else:
+                block = self.spans.give_up()
+                del self._kept[block]
             self._forget(self._names.pop(block))
             self._free.append(block)
         blocks = self._free[: -count - 1 : -1] if count else []
@@ -55,10 +65,15 @@ class BlockPool:
             self._holders[block] = 1
         return blocks
 
-    def give_back(self, blocks: Sequence[int], *, is_behind: bool = False) -> None:
+    def give_back(
+        self, blocks: Sequence[int], *, is_behind: bool = False, leaving: Leaving | None = None
+    ) -> None:
         """Remove one holder from each of a row's blocks, in order; a prefix is kept longer than its continuation.
 
-        `is_behind` is true for blocks that left the window of the row.
+        Args:
+            blocks: blocks of a row.
+            is_behind: they left the window of the row.
+            leaving: the request, if it leaves the row.
         """
         for block in reversed(blocks):
             assert self._holders[block] > 0, f"block {block} has no holder"
@@ -69,6 +84,8 @@ class BlockPool:
                 (self._behind if is_behind else self._kept)[block] = None
             else:
                 self._free.append(block)
+        if self.spans is not None and not is_behind:
+            self.spans.returned(blocks, leaving)
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add one holder to each of these blocks, which have names."""
@@ -95,6 +112,8 @@ class BlockPool:
             f"block {block} has no holder, or has a name"
         )
         self._names[block] = name
+        if self.spans is not None:
+            self.spans.named(block)
 
     def take_name(self, block: int) -> None:
         """Remove the name of a block. A kept one becomes free; holders keep theirs."""
@@ -117,6 +136,8 @@ class BlockPool:
         assert not any(block in self._names for block in self._free), (
             "a block is free and has a name"
         )
+        if self.spans is not None:
+            self.spans.check_integrity()
 
 
 class BlockCount(Protocol):

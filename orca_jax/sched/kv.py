@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
 from orca_jax.sched.prefixes.cache import NO_HIT, Hit, Page, PrefixCache
+from orca_jax.sched.prefixes.spans import NOBODY, Leaving, Owner, Retainer
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, ceil_div, sums_by_pool
 from orca_jax.values.errors import ConfigError
@@ -88,6 +89,7 @@ class KVManager:
         self._pool_of = [self._pools[group.pool] for group in groups]
         self.states = States(num_states, num_rows, page_size) if num_states else None
         self.prefixes = PrefixCache(self._pool_of, groups, page_size, self.states)
+        self.retainer: Retainer | None = None
         self._held = [False] * num_rows
         self._slots_of_row: list[tuple[int, ...]] = [()] * num_rows  # by group
         self._num_pages = [0] * num_rows  # entries of a row's list in each group
@@ -297,12 +299,13 @@ class KVManager:
                 self._first[row][group] = first
         self._leaves_at[row] = self._next_leave(self._first[row])
 
-    def free(self, row: int) -> None:
-        """Free all blocks of a row. Requests still find blocks in the prefix cache."""
-        for pool, blocks, first in zip(
-            self._pool_of, self._blocks_of_row[row], self._first[row], strict=True
-        ):
-            pool.give_back(blocks[first:] if first else blocks)
+    def free(self, row: int, owner: Owner = NOBODY) -> None:
+        """Free all blocks of a row. Requests still find blocks in the prefix cache; a retention knows their owner."""
+        for group, pool in enumerate(self._pool_of):
+            blocks = self._blocks_of_row[row][group]
+            first = self._first[row][group]
+            leaving = None if pool.spans is None else Leaving(owner, group, first)
+            pool.give_back(blocks[first:] if first else blocks, leaving=leaving)
         self._blocks_of_row[row] = self._no_lists()
         self._num_pages[row] = 0
         if self._windows:
@@ -318,13 +321,21 @@ class KVManager:
         lists = zip(self._pool_of, self._blocks_of_row[row], self._first[row], strict=True)
         return self._sum([pool.num_held_once(blocks[first:]) for pool, blocks, first in lists])
 
-    def share(self, row: int, hit: Hit) -> None:
+    def retain(self, retainer: Retainer) -> None:
+        """Let a retention name the pages to give up, from the begin on."""
+        for pool in self._pools:
+            pool.rank(retainer)
+        self.retainer = retainer
+
+    def share(self, row: int, hit: Hit, owner: Owner = NOBODY) -> None:
         """Begin a row with a hit, found before any other change. `free` releases its blocks, `drop` its sources."""
         assert self._held[row] and not self._num_pages[row], f"row {row} is not new"
         for group, pool in enumerate(self._pool_of):
             blocks = list(hit.blocks[group])
             first = blocks.count(NO_BLOCK)
             pool.share([*blocks[first:], *hit.sources[group : group + 1]])
+            if pool.spans is not None:
+                pool.spans.used([*blocks[first:], *hit.sources[group : group + 1]], owner)
             self._blocks_of_row[row][group].extend(blocks)
             self._first[row][group] = first
         if self.states is not None:

@@ -18,6 +18,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sched.prefixes.cache import NO_HIT, Hit
 from orca_jax.sched.prefixes.reuse import PrefixReuse
+from orca_jax.sched.prefixes.spans import NOBODY
 from orca_jax.sched.request import Request, State, advance, append, update_of
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import (
@@ -401,7 +402,7 @@ class RequestPool:
         """Release the row, slots and blocks of a request; its pages enter the prefix cache, also the last one."""
         if self.reuse is not None:
             self.reuse.end(request, row)
-        self.kv.free(row)
+        self.kv.free(row, NOBODY if self.kv.retainer is None else request.owner)
         if self.kv.has_reservations:
             self.kv.release(row)
         self.kv.release_row(row)

@@ -10,6 +10,7 @@ from typing import Any
 
 from orca_jax.sched.admission import after
 from orca_jax.sched.prefixes.cache import with_spans
+from orca_jax.sched.prefixes.spans import Owner, owner_of
 from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
@@ -68,6 +69,7 @@ class Request:
     adapter: Adapter | None = None
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
+    num_written: int = 0  # prompt tokens that it wrote into the prefix cache before its first token
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     digest_before: bytes = b""  # the digest before the first page, once it is needed
     num_remembered: int = 0  # leading full pages already in the prefix cache
@@ -134,6 +136,20 @@ class Request:
         return (
             params.prompt_logprobs is None and not params.has_penalty and params.pooling != "mean"
         )
+
+    @property
+    def owner(self) -> Owner:
+        """The facts about it for a retention."""
+        return owner_of(self.urgency.tenant, self.urgency.program, self.params.cache_hints)
+
+    def count_written(self, start: int, size: int) -> None:
+        """Count the prompt tokens of a new page in the prefix cache; those that it had copied are not new."""
+        if self.num_delivered:
+            return
+        num_prompt = len(self.prompt_ids)
+        new = min(start + size, num_prompt) - max(start, self.num_cached)
+        most = num_prompt - self.num_cached
+        self.num_written = min(most, self.num_written + max(0, new))
 
     @property
     def num_shared(self) -> int:
@@ -252,6 +268,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
         logprobs=tuple(request.logprobs[start:]),
         prompt_logprobs=tuple(request.prompt_logprobs) if has_scores else None,
         num_cached=0 if start else request.num_cached,
+        num_written=0 if start else request.num_written,
         pooled=request.pooled,
     )
 

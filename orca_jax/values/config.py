@@ -40,6 +40,7 @@ from orca_jax.values.layer_config import (
     StoredForm,
     WideConfig,
 )
+from orca_jax.values.named import LRU, RETENTIONS, Named
 from orca_jax.values.speculation import SpeculativeConfig, speculative_config
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -74,14 +75,6 @@ class Traits(NamedTuple):
     has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
     # fields of callers and predictors that it may read, beside those of its ordering
     reads: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Named:
-    """A class that a setting names, and its words in the help of the setting."""
-
-    place: str  # MODULE:CLASS; it is imported at its first use
-    words: str
 
 
 @dataclass(frozen=True)
@@ -410,6 +403,7 @@ class EngineConfig:
     overlap: bool | None = None
     check_in_interval: int = 1
     enable_prefix_caching: bool | None = None
+    retention: str = LRU
     n_workers: int | None = None
     n_slots: int | None = None
     tensor_parallel_size: int | None = None
@@ -445,6 +439,7 @@ class EngineConfig:
         check_values(self)
         check_known_or_class(self.scheduler, "scheduler", tuple(SCHEDULERS))
         check_known_or_class(self.scheduling_policy, "scheduling_policy", tuple(ORDERINGS))
+        check_known_or_class(self.retention, "retention", tuple(RETENTIONS))
 
     @property
     def lora_paths(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
+from orca_jax.values.cache_hints import CacheHints
 from orca_jax.values.checks import (
     REFUSED_SAMPLING,
     did_you_mean,
@@ -214,6 +215,8 @@ class SamplingParams(NamesChecked):
     # tokens at the begin of the prompt that other requests of the same call have, too: one computes them
     shared_tokens: int = 0
     structured: StructuredOutput | None = None  # constraint on the text; requires a tokenizer
+    # wishes about the pages that it leaves in the prefix cache, for `--retention`
+    cache_hints: CacheHints | None = None
 
     stop: tuple[str, ...] = ()  # strings that end the request and are cut from the text
     include_stop_str_in_output: bool = False  # keep them in the text
@@ -290,6 +293,8 @@ class SamplingParams(NamesChecked):
             if type(value := getattr(self, name)) is not bool:
                 require(False, name, "true or false", value)
         require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
+        are_hints = self.cache_hints is None or isinstance(self.cache_hints, CacheHints)
+        require(are_hints, "cache_hints", "CacheHints or None", self.cache_hints)
         require(
             isinstance(self.logit_bias, Mapping),
             "logit_bias",
@@ -480,6 +485,7 @@ class RequestUpdate(NamedTuple):
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     # the last update of a request with `pooling`: its vector of float32, not normalised
     pooled: bytes | None = None
+    num_written: int = 0  # tokens of the prompt written into the prefix cache, with the first ids
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())

@@ -41,6 +41,7 @@ SHOWN = {
     "async_service.py": ".",
     "orca_jax_colab.ipynb": "^The sea was",
     "own_decoder.py": r"\AOne \(",
+    "own_retention.py": r"lru: \d+ tokens.*\nGoesOn: \d{4} tokens",
     "train_and_sample.py": "of the sampled characters are right",
 }
 """Patterns of the outputs of examples."""

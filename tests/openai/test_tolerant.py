@@ -98,7 +98,7 @@ def test_completions_ignore_fields_too() -> None:
     [
         (
             {"role": "user", "content": "x", "id": "m1", "cache_control": {"type": "ephemeral"}},
-            "id cache_control",
+            "id",
         ),
         (
             {"role": "assistant", "content": "x", "refusal": "no", "annotations": [1]},
@@ -107,8 +107,8 @@ def test_completions_ignore_fields_too() -> None:
         ({"role": "assistant", "content": "x", "annotations": [], "parsed": None}, ""),
         ({"role": "tool", "content": "x", "tool_call_id": "c1", "artifact": {"a": 1}}, "artifact"),
         (
-            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]},
-            "content.cache_control",
+            {"role": "user", "content": [{"type": "text", "text": "x", "index": 0}]},
+            "content.index",
         ),
         ({"role": "assistant", "tool_calls": [{**TOOL_CALL, "index": 0}]}, "tool_calls.index"),
         (

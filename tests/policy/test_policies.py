@@ -300,7 +300,7 @@ def test_settings_name_a_class_of_a_file(source: Path) -> None:
     assert isinstance(kind, PolicyKind) and kind.options == {"quantum": 3}
     label = label_of(config.scheduler, "scheduler")
     assert label is not None and label.startswith("Mine (sha256:") and "mine.py" not in label
-    assert set(OUTSIDE) == {"scheduler", "scheduling_policy", "length_predictor"}
+    assert set(OUTSIDE) == {"scheduler", "scheduling_policy", "length_predictor", "retention"}
 
 
 @pytest.mark.parametrize(

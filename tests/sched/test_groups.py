@@ -179,7 +179,7 @@ MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {
     ),
     "a token too many is copied": ("chunked", prefix, "_num_common", lambda one, other: COMMON(one, other) + 1),
     "sources are not held": (
-        "chunked, overlapped", KVManager, "share", lambda kv, row, hit: SHARE(kv, row, hit) or kv.drop(hit.sources)
+        "chunked, overlapped", KVManager, "share", lambda kv, row, hit, _: SHARE(kv, row, hit) or kv.drop(hit.sources)
     ),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefixes.cache import NO_HIT, Hit, Page
 from orca_jax.sched.prefixes.outer import OuterPages
+from orca_jax.sched.prefixes.spans import NOBODY
 from orca_jax.sched.request import Request, id_bytes, page_digest
 from orca_jax.sched.states import Snapshot
 
@@ -110,7 +111,8 @@ class PrefixReuse:
         request.roots = frozenset()
         if hit.num_tokens:
             request.roots = self._kv.prefixes.roots_of(hit)
-            self._kv.share(row, hit)
+            owner = NOBODY if self._kv.retainer is None else request.owner
+            self._kv.share(row, hit, owner)
             request.num_remembered = len(hit.blocks[0])
             request.num_computed = hit.num_tokens
         request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
@@ -132,7 +134,7 @@ class PrefixReuse:
                 self._keep_state(request, row, request.num_computed)
 
     def snapshot(self, request: Request, row: int, start: int) -> None:
-        """Keep the state of a row at a border, for a plan that starts there."""
+        """Keeping the state of a row at a border, for a plan that starts there."""
         assert self._kv.states is not None, "the model has no states"
         if not request.is_suspect and self._kv.states.is_border(
             row, start, len(request.prompt_ids)
@@ -157,8 +159,10 @@ class PrefixReuse:
             new = self._kv.remember(
                 row, index, Page(digests[index], parent, id_bytes(ids), request.roots)
             )
-            if self.outer is not None and new:
-                self.outer.remembered(digests[index], index, new, row)
+            if new:
+                request.count_written(index * size, size)
+                if self.outer is not None:
+                    self.outer.remembered(digests[index], index, new, row)
             if watcher is not None:
                 before = parent if index else None
                 salt = request.params.cache_salt
@@ -208,7 +212,9 @@ class PrefixReuse:
             parent = self._digest_before(request, index)
             digest = page_digest(parent, ids)
             request.roots = request.roots or frozenset((digest,))
-            self._kv.remember(row, index, Page(digest, parent, ids, request.roots, is_full=False))
+            page = Page(digest, parent, ids, request.roots, is_full=False)
+            if self._kv.remember(row, index, page):
+                request.count_written(index * self._size, self._size)
 
     def _keep_state(self, request: Request, row: int, num_tokens: int) -> None:
         """Make the state of a row after so many tokens a snapshot, if the host knows their ids."""

@@ -37,8 +37,10 @@ def _plain(message: ChatMessage) -> TemplateMessage:
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
-    """The fields that were given."""
-    return {name: one for name, one in msgspec.to_builtins(value).items() if one is not None}
+    """The fields that were given, but no mark about the cache."""
+    given = msgspec.to_builtins(value)
+    given.pop("cache_control", None)
+    return {name: one for name, one in given.items() if one is not None}
 
 
 def _plain_call(call: CalledTool) -> dict[str, Any]:

@@ -287,6 +287,8 @@ class Generation:
         self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
         # cached tokens of each prompt, as its first candidate reported
         self._cached = [0 for _ in job.prompts]
+        # tokens of each prompt that its candidates wrote into the cache
+        self._written = [0 for _ in job.prompts]
         self._reasoning = [0 for _ in job.requests]  # tokens of the reasoning of each choice
         self.weight_version: int | None = None  # of the weights; None before the first update
         # generated tokens of each choice, up to its last piece
@@ -342,8 +344,8 @@ class Generation:
         prompt = sum(len(prompt.ids) for prompt in self.job.prompts)
         generated = sum(output.num_tokens for output in self._outputs)
         details: PromptDetails | UnsetType = UNSET
-        if any(self._cached):
-            details = PromptDetails(sum(self._cached))
+        if any(self._cached) or any(self._written):
+            details = PromptDetails(sum(self._cached), sum(self._written))
         thought: CompletionDetails | UnsetType = UNSET
         if self.job.has_reasoning:
             thought = CompletionDetails(sum(self._reasoning))
@@ -379,6 +381,8 @@ class Generation:
                 return [joined(found) for found in pieces.values()], message
             if message.num_cached and choice.index % self.job.candidates == 0:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
+            if message.num_written:
+                self._written[choice.index // self.job.candidates] += message.num_written
             choice.record.take_update(message)
             piece = choice.take_update(message)
             if choice.num_reasoning:

@@ -11,6 +11,7 @@ import msgspec
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.wire import Submit
 from orca_jax.serve.openai.asked import Asked, Limits, Prompt, TemplatePrompt, ToolRules
+from orca_jax.serve.openai.cache_hints import AskedHints, asked_hints
 from orca_jax.serve.openai.errors import ApiError, PromptTooLong, named
 from orca_jax.serve.openai.form import AnswerForm, answer_form, tool_rules
 from orca_jax.serve.openai.generation import Job
@@ -24,6 +25,7 @@ from orca_jax.text.calls.dialects import HARMONY
 from orca_jax.text.calls.offered import Tools
 from orca_jax.text.work_threads import SCHEMAS
 from orca_jax.values.errors import RequestError
+from orca_jax.values.named import LRU
 from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency, candidate_seed
 
 # Fields of a call with the name of a field in `SamplingParams`, but another form or another way there.
@@ -65,7 +67,14 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
         rules = rules_of(service, asked)
         prompts, text = await _prompts(service, asked, rules)
         form = await _form(service, asked, rules, text)
-        requests = await _requests(service, asked, prompts, form, caller)
+        hints = asked_hints(asked.fields)
+        unheard: Sequence[str] = ()
+        if hints is not None:
+            unheard = hints.unheard
+        if hints is not None and service.config.engine.retention == LRU:
+            unheard = hints.names
+            hints = None
+        requests = await _requests(service, asked, prompts, form, caller, hints)
         unread = (*unread_paths(service, asked.prompt), *rules.unread, *form.unread)
         limit = _cut_limit(asked, requests)
         paths = _engine_paths(asked)
@@ -95,7 +104,7 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
         has_short_call_ids=service.model.has_short_call_ids,
         paths=paths,
         names=asked.names,
-        ignored=(*asked.unread, *[named(path, asked.names) for path in unread]),
+        ignored=(*asked.unread, *unheard, *[named(path, asked.names) for path in unread]),
         left_out=[named(path, asked.names) for path in form.left_out],
         cut_limit=limit,
     )
@@ -347,6 +356,7 @@ async def _requests(
     prompts: Sequence[Prompt],
     form: AnswerForm,
     caller: str | None,
+    hints: AskedHints | None,
 ) -> list[Submit]:
     """As many requests for each prompt as the call has candidates, with different seeds.
 
@@ -377,7 +387,9 @@ async def _requests(
     made: dict[int, list[SamplingParams]] = {}  # several prompts mostly share their parameters
     for prompt in prompts:
         max_tokens = _max_tokens(model, asked, _room_of(model, prompt, path))
-        if max_tokens not in made:
+        if hints is not None:
+            fields["cache_hints"] = hints.hints_of(prompt)
+        if max_tokens not in made or hints is not None:
             made[max_tokens] = _params(fields, max_tokens, asked.candidates)
         requests += [
             Submit(new_id(), prompt.ids, params, urgency, adapter) for params in made[max_tokens]

@@ -15,7 +15,7 @@ from orca_jax.tools.bench.workload.generate import add_workload_args
 from orca_jax.tools.bench.workload.urgency import add_urgency_args
 
 SETTINGS = (
-    "scheduler_options", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens",
+    "scheduler_options", "scheduling_policy", "length_predictor", "retention", "max_num_seqs", "max_num_batched_tokens",
     "max_num_rows", "page_size", "num_pages", "overlap", "enable_prefix_caching", "n_slots",
 )  # fmt: skip
 

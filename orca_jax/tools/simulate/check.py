@@ -5,9 +5,9 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain, product, takewhile
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import check_settings
@@ -21,9 +21,11 @@ from orca_jax.sim.toy import TOY_MODEL, ToyExecutor
 from orca_jax.tools.simulate import NUM_CASES
 from orca_jax.tools.simulate.guarded import WALL_SECONDS
 from orca_jax.tools.simulate.run import config_with
+from orca_jax.values.cache_hints import CacheHints, CacheWish
 from orca_jax.values.cache_spec import ONE_GROUP, ceil_div
 from orca_jax.values.config import CacheConfig, EngineConfig
 from orca_jax.values.errors import OrcaError
+from orca_jax.values.named import LRU
 from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency
 
 LONGEST_WAIT = 256
@@ -43,9 +45,14 @@ class CaseRequest(NamedTuple):
     prompt: int
     max_tokens: int
     urgency: Urgency = DEFAULT_URGENCY
+    talk: int = (
+        0  # of one talk a prompt begins with the shorter ones; 0: it begins like no other length
+    )
+    hints: CacheHints | None = None
 
     def __str__(self) -> str:
-        return f"{self.prompt}+{self.max_tokens} tokens at {self.at}"
+        words = f"{self.prompt}+{self.max_tokens} tokens at {self.at}"
+        return f"{words} of talk {self.talk}" if self.talk else words
 
 
 @dataclass(frozen=True)
@@ -85,12 +92,18 @@ def find_fault(
     Raises:
         ConfigError: there is no such class, or it does not fit the protocol.
     """
-    kind = check_settings(checked_config(policy, options, {})).batches.kind
-    assert isinstance(kind, PolicyKind), "an outside class"
-    wait = 0
-    if not getattr(kind.kind, "may_starve", True):
-        wait = getattr(kind.kind, "longest_wait", LONGEST_WAIT)
-    for case in chain(cases(seed, num_cases), starving_cases(wait) if wait else ()):
+    choices = check_settings(checked_config(policy, options, {}))
+    kind = choices.batches.kind
+    tried = cases(seed, num_cases)
+    if isinstance(kind, PolicyKind):
+        wait = 0
+        if not getattr(kind.kind, "may_starve", True):
+            wait = getattr(kind.kind, "longest_wait", LONGEST_WAIT)
+        tried = chain(tried, starving_cases(wait) if wait else ())
+    else:
+        assert choices.requests.retention != LRU, "an outside class"
+        tried = map(with_talks, tried)
+    for case in tried:
         begin(f"the case {case}", WALL_SECONDS)
         fault = fault_of(policy, options, case)
         if fault:
@@ -135,6 +148,23 @@ def cases(seed: int, number: int) -> Iterator[PolicyCase]:
         yield PolicyCase(tuple(sorted(requests, key=lambda request: request.at)), settings)
 
 
+def with_talks(case: PolicyCase) -> PolicyCase:
+    """Return a case for retentions: its requests come three times as turns of a few talks, and some have wishes."""
+    wishes = (
+        None,
+        CacheHints("a", wishes=(CacheWish(ttl=8.0),)),
+        CacheHints("a", wishes=(CacheWish(0, 2, priority=100), CacheWish(2, priority=0))),
+        CacheHints("b", ends=True),
+    )
+    requests = [
+        each._replace(
+            at=each.at + 8 * again, talk=1 + index % 2, hints=wishes[(again + index) % len(wishes)]
+        )
+        for again, (index, each) in product(range(3), enumerate(case.requests))
+    ]
+    return replace(case, requests=tuple(sorted(requests, key=lambda request: request.at)))
+
+
 def starving_cases(longest_wait: int) -> Iterator[PolicyCase]:
     """Yield cases in which newer requests keep coming, shorter or more urgent ones."""
     sizes = {
@@ -168,17 +198,18 @@ def fault_of(policy: str | type[Any], options: str | None, case: PolicyCase) -> 
         with _limited(LOOP_SECONDS):
             return run.fault()
     except _Loops:
-        return f"decide runs for more than {LOOP_SECONDS:g} s"
+        method = "decide" if isinstance(run.scheduler, PolicyScheduler) else "a method"
+        return f"{method} runs for more than {LOOP_SECONDS:g} s"
     except (OrcaError, AssertionError) as error:
-        return str(error).removeprefix(f"{run.scheduler.name}: ")
+        return run.unnamed(str(error))
 
 
 def checked_config(
     policy: str | type[Any], options: str | None, settings: Mapping[str, Any]
 ) -> EngineConfig:
-    """Return settings with a policy or an order."""
+    """Return settings with a policy, an order or a retention."""
     config = config_with(policy, **settings)
-    if config.scheduler == "chunked":  # an order pauses nothing
+    if config.scheduler == "chunked":  # neither an order nor a retention pauses anything
         return replace(config, max_num_rows=None)
     return replace(config, scheduler_options=options)
 
@@ -227,7 +258,7 @@ class _CaseRun:
         scheduler, self.pool = build_scheduling(
             choices, TOY_MODEL, longest, cache, budget, clock=self.clock
         )
-        self.scheduler = cast(PolicyScheduler, scheduler)
+        self.scheduler = scheduler
         executor = ToyExecutor(TOY_MODEL.vocab_size, (num_pages,), size, choices.requests.num_rows)
         sleep = self.clock.sleep
         self.engine = Engine(executor, scheduler, self.pool, clock=self.clock, sleep=sleep)
@@ -250,8 +281,8 @@ class _CaseRun:
             self.clock.now = self.clock.now + 1.0
             for update in updates:
                 self.tokens[int(update.request_id)].extend(update.new_ids)
-            if self.scheduler.guard.num_overrules:
-                return f"the engine had to overrule it: {self.scheduler.guard.last_reason}"
+            if fault := self._mended():
+                return fault
             if self.case.longest_wait:
                 if (fault := self._starving(turn)) or not coming:
                     return fault
@@ -262,8 +293,25 @@ class _CaseRun:
                 return f"no token in {_IDLE_STEPS} turns, and not all requests have ended"
         return self._fault_at_the_end()
 
+    def unnamed(self, text: str) -> str:
+        """Return an error without the name of the class."""
+        if isinstance(self.scheduler, PolicyScheduler):
+            return text.removeprefix(f"{self.scheduler.name}: ")
+        return text.partition(": ")[2] or text
+
+    def _mended(self) -> str:
+        """Return the fault that the engine has mended; "" if there is none."""
+        if self.pool.kv.retainer is not None:
+            return self.unnamed(self.pool.kv.retainer.fault)
+        assert isinstance(self.scheduler, PolicyScheduler), "an outside class"
+        if not self.scheduler.guard.num_overrules:
+            return ""
+        return f"the engine had to overrule it: {self.scheduler.guard.last_reason}"
+
     def _add(self, request: CaseRequest) -> None:
-        params = SamplingParams(request.max_tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(
+            request.max_tokens, temperature=0.0, ignore_eos=True, cache_hints=request.hints
+        )
         name = str(len(self.tokens))
         self.engine.add_request(name, _prompt(request), params, urgency=request.urgency)
         self.tokens.append([])
@@ -291,7 +339,8 @@ class _CaseRun:
 
 def _prompt(request: CaseRequest) -> list[int]:
     size = TOY_MODEL.vocab_size
-    return [(7 * number * request.prompt) % size for number in range(request.prompt)]
+    step = 7 * (request.talk or request.prompt)
+    return [(step * number) % size for number in range(request.prompt)]
 
 
 def toy_answer(prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -1,7 +1,8 @@
-"""`orca-jax check-policy FILE.py:CLASS`: test a scheduler or an order of your own on small random cases.
+"""`orca-jax check-policy FILE.py:CLASS`: test a scheduler, an order or a retention of your own on small random cases.
 
 All requests must end with their tokens and give their pages back, no decision may be refused or overruled, and unless
 the class has `may_starve`, no request may wait for more than its `longest_wait` iterations (256) while newer ones run.
+A retention is asked about turns of a few talks in a small cache; it may raise nothing, and must return numbers.
 The class runs in a process of its own: it may end it or wait for ever, and both are faults.
 The last line names the first fault with its smallest case, or says that there is none.
 """
@@ -20,6 +21,7 @@ from orca_jax.tools.bench.commands import run_command
 from orca_jax.tools.simulate import NUM_CASES
 from orca_jax.tools.simulate.guarded import MODEL_SECONDS, Begin, checked
 from orca_jax.values.checks import require
+from orca_jax.values.named import LRU
 from orca_jax.values.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser(_: Collection[str] = ()) -> FlagParser:
     """Return the parser of the command line."""
     made = FlagParser(prog=program("check-policy"), description=__doc__)
-    made.add_argument("policy", metavar="FILE.py:CLASS", help="class of the scheduler or the order")
+    made.add_argument(
+        "policy", metavar="FILE.py:CLASS", help="class of the scheduler, the order or the retention"
+    )
     made.add_argument("--scheduler-options", metavar="JSON", help=help_of("scheduler_options"))
     made.add_argument(
         "--model", metavar="MODEL", help="compare the tokens of this model too, in float32"
@@ -77,7 +81,8 @@ def fault_of_policy(
     """
     from orca_jax.tools.simulate.check import find_fault  # help comes without it
 
-    logging.getLogger("orca_jax.policy").setLevel(logging.ERROR)  # faults are in the report
+    for name in ("orca_jax.policy", "orca_jax.sched.prefixes"):  # faults are in the report
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     fault = find_fault(policy, options, seed, num_cases, begin)
     if fault or model is None:
         return fault
@@ -120,6 +125,7 @@ def fault_on_model(policy: str, options: str | None, model: str, seed: int) -> s
         config,
         scheduler="chunked",
         scheduling_policy="fcfs",
+        retention=LRU,
         max_num_rows=None,
         scheduler_options=None,
     )

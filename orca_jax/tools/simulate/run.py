@@ -126,7 +126,7 @@ def simulate(
 
     Args:
         policy: name of a scheduler, FILE.py:CLASS, or a class at the top of its module: a `policy.Policy`, or a
-            `policy.Order` for `chunked`.
+            `policy.Order` or `policy.Retention` for `chunked`.
         load: requests in the order of arrival, or a function that draws them with random numbers of `seed`.
         cost: seconds of an iteration, such as `LinearCost(per_iteration=0.02, per_token=1e-4, per_pair=0.0)`.
         seed: seed of a load that is drawn.
@@ -175,13 +175,14 @@ def simulate(
 
 
 def config_with(policy: str | type[Any], **settings: Any) -> EngineConfig:
-    """Return settings with a scheduler or an order, given by name or as a class, on a model without a device."""
+    """Return settings with a scheduler, an order or a retention, by name or as a class, on a model without a device."""
     name = policy if isinstance(policy, str) else f"{policy.__module__}:{policy.__qualname__}"
     if not isinstance(policy, str) and load_class(name, "scheduler") is not policy:
         load_class.cache_clear()  # a notebook has made the class again
     kind = load_class(name, "scheduler") if is_class_name(name) else None
-    is_order = hasattr(kind, "key") and not hasattr(kind, "decide")
-    names: dict[str, Any] = {"scheduling_policy" if is_order else "scheduler": name}
+    methods = {"scheduler": "decide", "scheduling_policy": "key", "retention": "keep"}
+    setting = next((each for each, method in methods.items() if hasattr(kind, method)), "scheduler")
+    names: dict[str, Any] = {setting: name}
     return EngineConfig(model="preset:toy", **names, **settings)
 
 

@@ -41,7 +41,10 @@ def test_text() -> None:
 
 def test_cached_tokens_are_counted_apart() -> None:
     def script(submit: Submit) -> list[News]:
-        return [update(submit, 65, num_cached=7), update(submit, 256, finish_reason="stop")]
+        return [
+            update(submit, 65, num_cached=7, num_written=2),
+            update(submit, 256, finish_reason="stop"),
+        ]
 
     async def act(found: Talk) -> None:
         counted = (await found.post(COUNT)).json()["input_tokens"]
@@ -49,9 +52,9 @@ def test_cached_tokens_are_counted_apart() -> None:
         events = check_stream((await found.post(stream=True)).text)
         for usage in (whole, events[0]["message"]["usage"], events[-2]["usage"]):
             assert (
-                usage["cache_read_input_tokens"] == 7 and usage["cache_creation_input_tokens"] == 0
+                usage["cache_read_input_tokens"] == 7 and usage["cache_creation_input_tokens"] == 2
             )
-            assert usage["input_tokens"] + 7 == counted == len(found.link.submitted[-1].prompt_ids)
+            assert usage["input_tokens"] + 9 == counted == len(found.link.submitted[-1].prompt_ids)
 
     talk(act, script)
 

@@ -30,9 +30,9 @@ class MessageOutput(msgspec.Struct, frozen=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
-    """Token counts. The prompt has `input_tokens` and `cache_read_input_tokens`."""
+    """Token counts. The prompt has `input_tokens` and those read from the cache and written into it."""
 
-    input_tokens: int  # computed for this call
+    input_tokens: int  # computed for this call, and not kept
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -226,12 +226,20 @@ def message_usage(usage: Usage) -> MessageUsage:
     """The token counts in Anthropic's format."""
     of_prompt = usage.prompt_tokens_details
     of_answer = usage.completion_tokens_details
-    cached = 0 if isinstance(of_prompt, UnsetType) else of_prompt.cached_tokens
+    cached = 0
+    written = 0
+    if not isinstance(of_prompt, UnsetType):
+        cached = of_prompt.cached_tokens
+        written = of_prompt.cache_write_tokens
     thought = (
         UNSET if isinstance(of_answer, UnsetType) else MessageOutput(of_answer.reasoning_tokens)
     )
     return MessageUsage(
-        usage.prompt_tokens - cached, usage.completion_tokens, cached, output_tokens_details=thought
+        usage.prompt_tokens - cached - written,
+        usage.completion_tokens,
+        cached,
+        written,
+        thought,
     )
 
 

@@ -87,7 +87,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """The names of a response for paths."""
-_REPEATED = ("max_tool_calls", "safety_identifier", "prompt_cache_key")
+_REPEATED = ("max_tool_calls", "safety_identifier")
 """Fields that a response repeats, and that have no other effect."""
 _OF_STREAMS = ("timings_per_token", "return_progress")
 

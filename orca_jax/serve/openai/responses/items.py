@@ -79,7 +79,7 @@ class InputDetails(msgspec.Struct, frozen=True):
     """The source of the prompt's tokens."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0  # writing into the prefix cache costs nothing
+    cache_write_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):

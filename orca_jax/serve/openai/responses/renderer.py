@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from orca_jax.serve.openai.answer import KEEP_ALIVE
 from orca_jax.serve.openai.errors import TOO_LONG, ApiError
@@ -435,9 +435,12 @@ def _usage(usage: Usage) -> ResponseUsage:
     """The counts of a chat in the form of responses."""
     details = usage.prompt_tokens_details
     generated = usage.completion_tokens_details
+    read = InputDetails(0)
+    if not isinstance(details, UnsetType):
+        read = InputDetails(details.cached_tokens, details.cache_write_tokens)
     return ResponseUsage(
         usage.prompt_tokens,
-        InputDetails(0 if details is UNSET else details.cached_tokens),
+        read,
         usage.completion_tokens,
         CompletionDetails(0) if generated is UNSET else generated,
         usage.total_tokens,

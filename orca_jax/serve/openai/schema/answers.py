@@ -13,6 +13,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """The source of the prompt's tokens."""
 
     cached_tokens: int  # read from the prefix cache
+    cache_write_tokens: int = 0  # written into it by this call
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
@@ -27,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    # UNSET if no token was cached
+    # UNSET if no token was read from the cache or written into it
     prompt_tokens_details: PromptDetails | msgspec.UnsetType = msgspec.UNSET
     # UNSET if reasoning is not read apart
     completion_tokens_details: CompletionDetails | UnsetType = UNSET

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from orca_jax.serve.openai.schema.cache.fields import CacheBreakpoint, CacheControl
 from orca_jax.serve.openai.schema.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from orca_jax.serve.openai.schema.sampling import CompletionFields, NumLogprobs, TokenLimit
 from orca_jax.serve.openai.schema.structured import JsonObject, Name, TypedObject
@@ -16,6 +17,8 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # not a tag: in a struct outside a union, msgspec would make the tag optional
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 AnswerLimit = Annotated[TokenLimit, Meta(extra_json_schema={"not": {"const": 0}})]
@@ -29,6 +32,7 @@ class SystemMessage(
 
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class DeveloperMessage(
@@ -38,6 +42,7 @@ class DeveloperMessage(
 
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class UserMessage(
@@ -47,6 +52,7 @@ class UserMessage(
 
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +80,7 @@ class AssistantMessage(
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolMessage(
@@ -84,6 +91,7 @@ class ToolMessage(
     content: Content
     tool_call_id: str
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
@@ -103,6 +111,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

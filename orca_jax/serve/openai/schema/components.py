@@ -51,7 +51,9 @@ def request_schemas(
         if "properties" in schema:
             fields: UnusedFields = unused.get(name, {})
             schema["properties"].update({name: known.schema() for name, known in fields.items()})
-            schema["additionalProperties"] = True if takes_unknown else {"type": "null"}
+            # else a form whose other keys are left out without a word
+            if name in unused or schema.get("additionalProperties") is False:
+                schema["additionalProperties"] = True if takes_unknown else {"type": "null"}
     # like all fields that may be left out
     schemas["CalledTool"]["properties"]["type"]["enum"].append(None)
     for parser in PARSERS.values():

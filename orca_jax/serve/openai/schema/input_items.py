@@ -5,16 +5,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from orca_jax.serve.openai.schema.cache.fields import CacheBreakpoint
 from orca_jax.serve.openai.schema.limits import MAX_NAME, MAX_PARTS
 from orca_jax.serve.openai.schema.structured import TypedObject
 
 ItemId = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
-class InputText(TypedObject, frozen=True, tag="input_text"):
+class InputText(TypedObject, frozen=True, omit_defaults=True, tag="input_text"):
     """A text part of the input."""
 
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class OutputText(TypedObject, frozen=True, tag="output_text"):

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from orca_jax.serve.openai.errors import ApiError
+from orca_jax.serve.openai.schema.cache.fields import CacheControl
 from orca_jax.serve.openai.schema.chat import AnswerLimit
 from orca_jax.serve.openai.schema.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from orca_jax.serve.openai.schema.parse import entries
@@ -27,6 +28,7 @@ class TextBlock(TypedObject, frozen=True, tag="text"):
     """A text for the model, or of it."""
 
     text: str
+    cache_control: CacheControl | None = None
 
 
 class PlainSource(TypedObject, frozen=True, tag="text"):
@@ -48,6 +50,7 @@ class DocumentBlock(TypedObject, frozen=True, tag="document"):
     source: PlainSource | ContentSource
     title: str | None = None
     context: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class SearchResultBlock(TypedObject, frozen=True, tag="search_result"):
@@ -56,6 +59,7 @@ class SearchResultBlock(TypedObject, frozen=True, tag="search_result"):
     content: Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)]
     source: str
     title: str
+    cache_control: CacheControl | None = None
 
 
 ReadBlock = TextBlock | DocumentBlock | SearchResultBlock
@@ -67,6 +71,7 @@ class ToolUseBlock(TypedObject, frozen=True, tag="tool_use"):
     id: str
     name: str
     input: JsonObject
+    cache_control: CacheControl | None = None
 
 
 class ToolResultBlock(TypedObject, frozen=True, tag="tool_result"):
@@ -74,6 +79,7 @@ class ToolResultBlock(TypedObject, frozen=True, tag="tool_result"):
 
     tool_use_id: str
     content: str | Annotated[list[ReadBlock], _RESULT_PARTS] | None = None
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(TypedObject, frozen=True, tag="thinking"):
@@ -108,6 +114,7 @@ class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,6 @@ _MESSAGE: UnusedFields = {
     **dict.fromkeys(
         ("provider_specific_fields", "additional_kwargs", "providerOptions"), ignored(OF_CLIENT)
     ),
-    "cache_control": COMMON["cache_control"],
 }
 _CONTENT_IN_CONTENT = "put everything that the model shall read into content"
 _ASSISTANT: UnusedFields = {
@@ -39,17 +38,14 @@ _ASSISTANT: UnusedFields = {
     "prefix": UnusedField("use continue_final_message", (False,)),
     "partial": UnusedField("use continue_final_message", (False,)),
 }
-_EXTRA: UnusedFields = {
-    **dict.fromkeys(
-        ("id", "index", "metadata", "provider_specific_fields", "providerOptions"),
-        ignored(OF_CLIENT),
-    ),
-    "cache_control": COMMON["cache_control"],
-}
+_PLAIN: UnusedFields = dict.fromkeys(
+    ("id", "index", "metadata", "provider_specific_fields", "providerOptions"), ignored(OF_CLIENT)
+)
+_EXTRA: UnusedFields = {**_PLAIN, "cache_control": COMMON["cache_control"]}
 _STRICT: UnusedFields = {"strict": ignored("it belongs beside the schema")}
 
 _BLOCK: UnusedFields = {
-    **_EXTRA,
+    **_PLAIN,
     **dict.fromkeys(("caller", "toolset_name"), ignored("all calls are made by the client")),
     "citations": ignored("templates have no place for them", []),
 }
@@ -84,7 +80,7 @@ NESTED: Mapping[str, UnusedFields] = {
         "is_error": ignored("the model reads content", False),
     },
     "TextPart": {
-        **_EXTRA,
+        **_PLAIN,
         "annotations": ignored(OF_CLIENT, []),
         "citations": ignored(OF_CLIENT, []),
     },
@@ -96,7 +92,7 @@ NESTED: Mapping[str, UnusedFields] = {
         "parsed_arguments": ignored("arguments has the same as text"),
         "provider_specific_fields": ignored(OF_CLIENT),
     },
-    "Tool": {**_EXTRA, **_STRICT},
+    "Tool": {**_PLAIN, **_STRICT},
     "FunctionDefinition": _EXTRA,
     "TextFormat": _STRICT,
     "JsonObjectFormat": _STRICT,
@@ -104,6 +100,7 @@ NESTED: Mapping[str, UnusedFields] = {
     "StreamOptions": {},
     "TurnMessage": {
         **_MESSAGE,
+        "cache_control": COMMON["cache_control"],
         **dict.fromkeys(
             ("model", "stop_reason", "stop_sequence", "stop_details", "container"),
             ignored(OF_CLIENT),
@@ -115,10 +112,10 @@ NESTED: Mapping[str, UnusedFields] = {
     "SearchResultBlock": _BLOCK,
     "ToolUseBlock": {name: field for name, field in _BLOCK.items() if name != "id"},
     "ToolResultBlock": {**_BLOCK, "is_error": ignored("the model reads content", False)},
-    "ThinkingBlock": _BLOCK,
-    "RedactedBlock": _BLOCK,
+    "ThinkingBlock": {**_BLOCK, "cache_control": COMMON["cache_control"]},
+    "RedactedBlock": {**_BLOCK, "cache_control": COMMON["cache_control"]},
     "CustomTool": {
-        **_EXTRA,
+        **_PLAIN,
         "input_examples": ignored("templates have no place for them", []),
         "eager_input_streaming": ignored("inputs of calls are always streamed", True),
         "defer_loading": ignored("the model sees all tools", False),
@@ -131,7 +128,7 @@ NESTED: Mapping[str, UnusedFields] = {
     },
     "OutputConfig": {"task_budget": ignored("max_tokens limits each answer")},
     "OutputSchema": {"strict": ignored("keywords that cannot be enforced are left out and named")},
-    "InputText": _OF_PART,
+    "InputText": _EXTRA,
     "OutputText": {
         **_OF_PART,
         "annotations": ignored("templates have no place for them", []),

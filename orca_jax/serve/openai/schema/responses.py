@@ -129,7 +129,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     ) = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     safety_identifier: ClientId | None = None
-    prompt_cache_key: ClientId | None = None
     chat_template_kwargs: JsonObject | None = None
     enable_response_messages: bool | None = None
     stream_options: ResponseStreamOptions | None = None

@@ -8,6 +8,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from orca_jax.serve.openai.schema.cache.fields import (
+    AgentHint,
+    CacheControl,
+    KvHints,
+    PromptCacheOptions,
+    Retained,
+    SessionName,
+)
 from orca_jax.serve.openai.schema.limits import (
     INT64,
     MAX_ALL_STOPS,
@@ -107,6 +115,13 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: Seconds | None = None
     timeout: Seconds | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
+
+    prompt_cache_key: SessionName | None = None
+    prompt_cache_retention: Retained | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    cache_control: CacheControl | None = None
+    kv_hints: KvHints | None = None
+    agent_hint: AgentHint | None = None
 
     priority: Annotated[int, within(RANGES["priority"])] | None = None
     user: Annotated[str, Meta(max_length=MAX_NAME)] | None = None

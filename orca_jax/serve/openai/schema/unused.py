@@ -58,12 +58,11 @@ _OF_CALLS = (
     "rid",
 )
 _OF_CACHES = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+_HEARD = frozenset({*_OF_CACHES, "cache_control"})  # with texts, see `cache/fields.py`
 _OF_AGENTS = (
-    *("service_tier", "user_security_context", "prompt_cache_options"),
+    *("service_tier", "user_security_context"),
     *(
-        "prompt_cache_retention",
         "provider_specific_fields",
-        "cache_control",
         "provider",
         "models",
         "route",
@@ -98,8 +97,9 @@ def _rows(table: Mapping[str, Mapping[str, Any]]) -> dict[str, UnusedField]:
 _TABLES = tomllib.loads(Path(__file__).with_name("unused.toml").read_text(encoding="utf-8"))
 COMMON: UnusedFields = _rows(_TABLES["common"])
 """Fields of completions and chat completions."""
-COMPLETION: UnusedFields = {**COMMON, **_rows(_TABLES["completion"])}
-CHAT: UnusedFields = {**COMMON, **_rows(_TABLES["chat"])}
+_OF_TEXTS: UnusedFields = {name: field for name, field in COMMON.items() if name not in _HEARD}
+COMPLETION: UnusedFields = {**_OF_TEXTS, **_rows(_TABLES["completion"])}
+CHAT: UnusedFields = {**_OF_TEXTS, **_rows(_TABLES["chat"])}
 EMBEDDING: UnusedFields = {
     **{name: COMMON[name] for name in _OF_CALLS},
     **_rows(_TABLES["embedding"]),
@@ -119,7 +119,7 @@ RESPONSES: UnusedFields = {
     **_rows(_TABLES["responses"]),
 }
 MESSAGES: UnusedFields = {
-    **{name: field for name, field in COMMON.items() if name != "stop_sequences"},
+    **{name: field for name, field in _OF_TEXTS.items() if name != "stop_sequences"},
     **_rows(_TABLES["messages"]),
 }
 TOKENIZE: UnusedFields = {"chat_template": CHAT["chat_template"]}

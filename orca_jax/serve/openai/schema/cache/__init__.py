@@ -1,0 +1,1 @@
+"""Fields about the cache of prompts, of all APIs."""
