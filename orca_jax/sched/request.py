@@ -3,7 +3,7 @@
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import sha256
 from typing import Any
@@ -22,6 +22,7 @@ from orca_jax.values.request import (
     Urgency,
     plain_update,
 )
+from orca_jax.values.resumed import DELIVERED, Resumed
 from orca_jax.values.step import NOT_FINITE, Member, MemberResult, SpannedPrompt, spans_of
 
 
@@ -181,6 +182,21 @@ def id_bytes(ids: Sequence[int]) -> bytes:
     if spans:
         return with_spans(words.tobytes(), spans)
     return words.tobytes()
+
+
+def resume(request: Request, before: Resumed) -> None:
+    """Let a new request go on after the ids of an earlier engine, which are computed again as after a preemption."""
+    if request.params.prompt_logprobs is not None:  # delivered with the first ids
+        request.params = replace(request.params, prompt_logprobs=None)
+    request.generated_ids = list(before.ids)
+    request.num_delivered = len(before.ids)
+    request.first_scheduled = before.metrics.first_scheduled
+    request.first_token = before.metrics.first_token
+    if request.params.logprobs is not None:
+        request.logprobs = [DELIVERED] * len(before.ids)
+    for token in before.ids:
+        if request.constraint is not None:
+            request.constraint = after(request.constraint, token)
 
 
 def advance(request: Request, member: Member, result: MemberResult) -> None:
