@@ -98,6 +98,9 @@ COMMANDS = {
         "lab.reproduce.command",
         "the paper's Figures 8 to 11 and Table 1, and later papers, with a verdict each",
     ),
+    "restarts": Command(
+        "lab.restarts.command", "engines killed under load, each answer compared with a calm one"
+    ),
     "scheduler_cost": Command(
         "lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"
     ),
