@@ -20,9 +20,10 @@ from itertools import product
 from typing import Any
 
 import httpx
+import psutil
 
 from lab.restarts.calls import KINDS, MODEL, Call, ask
-from lab.restarts.server import Served, serving
+from lab.restarts.server import Served, child_of, followed, serving
 from orca_jax.flags import add_number
 from orca_jax.helpers.reporting import hardware, print_table
 from orca_jax.values.errors import ConfigError
@@ -81,6 +82,9 @@ class Load:
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this soak."""
     add_number(parser, "--kills", 500, "engines to kill")
+    add_number(
+        parser, "--nodes", 1, "processes of the engine; workers are killed as often as the leader"
+    )
     add_number(parser, "--threads", 12, "open calls")
     add_number(parser, "--longest", 1.0, "most seconds between a ready engine and its kill")
     add_number(parser, "--seed", 0, "of the moments")
@@ -94,15 +98,20 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.kills < 1 or args.threads < 1:
         raise ConfigError("kills and threads must be at least 1", param="kills")
-    flags = ("--model", MODEL, "--max-num-batched-tokens", "128", "--restart-engine")
+    flags = ("--model", MODEL, "--max-num-batched-tokens", "128")
     begun = time.monotonic()
     with ExitStack() as stack:
-        served = stack.enter_context(serving(*flags))
+        workers: list[psutil.Process] = []
+        if args.nodes == 1:
+            served = stack.enter_context(serving(*flags, "--restart-engine"))
+        else:
+            served, workers = stack.enter_context(followed(args.nodes, *flags))
         http = stack.enter_context(httpx.Client(base_url=served.url, timeout=_TIMEOUT))
         load = Load(served.url, expected_answers(http))
-        interrupted = _kill_under_load(served, http, load, args)
+        interrupted = _kill_under_load(served, http, load, workers, args)
         restarts = served.restarts(http)
     row = {
+        "nodes": args.nodes,
         "kills": args.kills,
         "restarts_counted": restarts,
         "calls": load.ends["calls"],
@@ -139,9 +148,13 @@ def _accepted(http: httpx.Client, call: Call) -> Any:
 
 
 def _kill_under_load(
-    served: Served, http: httpx.Client, load: Load, args: argparse.Namespace
+    served: Served,
+    http: httpx.Client,
+    load: Load,
+    workers: list[psutil.Process],
+    args: argparse.Namespace,
 ) -> int:
-    """Kill the engines while threads call; return the number of calls that were open at all kills."""
+    """Kill engines and workers while threads call; return the number of calls that were open at all kills."""
     draw = random.Random(args.seed)
     threads = [threading.Thread(target=load.run, args=(number,)) for number in range(args.threads)]
     for thread in threads:
@@ -153,12 +166,13 @@ def _kill_under_load(
             if not is_again:
                 served.wait_ready(http)
                 time.sleep(draw.uniform(_FIRST_KILL, args.longest))
-            engine = served.engine()
+            parent = draw.choice([None, *workers])
+            victim = served.engine() if parent is None else child_of(parent)
             if is_again:
                 time.sleep(draw.uniform(0.0, _LOADING))
             interrupted += http.get("/load").json()["server_load"]
-            engine.kill()
-            engine.wait()
+            victim.kill()
+            victim.wait()
             is_again = draw.random() < _TWICE
         served.wait_ready(http)
     finally:

@@ -152,8 +152,9 @@ def test_pages_on_disk_are_read_by_the_next_engine(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_the_soak_kills_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["restarts", "--kills", "3", "--threads", "4"]) == 0
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_the_soak_kills_engines(nodes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restarts", "--kills", "3", "--threads", "4", "--nodes", nodes]) == 0
     assert '"wrong": 0' in capsys.readouterr().out
 
 

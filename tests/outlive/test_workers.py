@@ -2,15 +2,19 @@
 
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from orca_jax.cluster.keys import make_key_file
 from tests.chaos.world import SEEDED, expected_text, wait_calm
-from tests.cluster.hosts import hosts
+from tests.cluster.hosts import hosts, start_worker
+from tests.cluster.test_namespaces import LEADER, Cable, cable, ip
 from tests.outlive.test_engine_lost import TOKENS, kill, text_of
-from tests.serve.running import wait_until
+from tests.serve.running import MODEL, running, wait_until
 
+__all__ = ["cable"]
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
@@ -67,3 +71,27 @@ def test_a_signal_ends_the_worker_and_its_parent() -> None:
         )
         found.server.process.terminate()
         assert found.leader_status() == 0 and found.statuses() == [0]
+
+
+def test_a_cable_that_is_unplugged_for_a_while(cable: Cable, tmp_path: Path) -> None:
+    """Both sides find the silence, and meet again when the worker can be reached."""
+    key = tmp_path / "key"
+    make_key_file(key)
+    shared = (
+        *("--model", MODEL, "--nnodes=2", f"--master-addr={LEADER}", f"--cluster-key-file={key}"),
+        *("--control-timeout=2", "--restart-workers"),
+    )
+    worker = start_worker(*shared, "--node-rank=1", prefix=cable.inside(cable.worker))
+    with (
+        worker,
+        running(*shared, uds=tmp_path / "http", prefix=cable.inside(cable.leader)) as server,
+    ):
+        with server.stream("abc", max_tokens=TOKENS, ignore_eos=True, **SEEDED) as events:
+            begin = next(events)["choices"][0]["text"]
+            cable.unplug()
+            wait_until(lambda: server.health().status_code == 503)
+            time.sleep(2)
+            ip("-n", cable.leader, "link", "set", "end", "up")
+            assert begin + text_of(events) == expected_text("abc", TOKENS)
+        server.process.terminate()
+        assert server.process.wait(30) == 0 and worker.wait(30) == 0

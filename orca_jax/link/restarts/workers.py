@@ -19,14 +19,14 @@ def become_worker() -> None:
     signal, the orderly end of the leader, a wrong setting at the first start, or too many failures. It must have one
     thread, since it forks.
     """
-    family = _Family()
-    while family.fork():
-        code = family.wait()
-        if not family.continues(code):
+    parent = _Parent()
+    while parent.fork():
+        code = parent.wait()
+        if not parent.continues(code):
             exit_now(ExitStatus.ENGINE_FAILED if code < 0 else code)
 
 
-class _Family:
+class _Parent:
     """The parent's view of its children."""
 
     def __init__(self) -> None:
