@@ -102,6 +102,7 @@ class ServerConfig:
     log_format: Literal["text", "json"] = flag_field("text", "observability")
     log_requests: bool = flag_field(True, "observability")
     enable_force_include_usage: bool = flag_field(False, "observability")
+    explain_cache: bool = flag_field(False, "observability")
     otlp_traces_endpoint: str | None = flag_field(None, "observability")
 
     kv_events_endpoint: str | None = flag_field(None, "observability")

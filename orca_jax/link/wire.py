@@ -40,6 +40,7 @@ class Start(Message, frozen=True):
     kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
     # of an engine over several processes, which this one leads
     cluster: ClusterConfig | None = None
+    explains: bool = False  # keep in mind which pages the prefix cache gives up
 
 
 class Submit(Message, frozen=True):

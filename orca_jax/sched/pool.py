@@ -221,6 +221,11 @@ class RequestPool:
             self.kv.reserve(row, len(request.prompt_ids), request.max_total)
         if self.reuse is not None:
             self.reuse.begin(request, row, hit)
+        lost = self.kv.prefixes.lost
+        if lost is not None:
+            lost.cause = request.request_id
+            if self.reuse is not None and request.first_scheduled is None:
+                request.lost = lost.first(self.reuse.missed(request))
         if request.first_scheduled is None:
             request.first_scheduled = now
             request.num_cached = request.num_computed

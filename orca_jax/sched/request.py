@@ -69,6 +69,7 @@ class Request:
     adapter: Adapter | None = None
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
+    lost: tuple[float, str | None] | None = None  # see `RequestUpdate`
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     digest_before: bytes = b""  # the digest before the first page, once it is needed
     num_remembered: int = 0  # leading full pages already in the prefix cache
@@ -268,6 +269,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
         logprobs=tuple(request.logprobs[start:]),
         prompt_logprobs=tuple(request.prompt_logprobs) if has_scores else None,
         num_cached=0 if start else request.num_cached,
+        lost=None if start else request.lost,
         pooled=request.pooled,
     )
 

@@ -480,6 +480,8 @@ class RequestUpdate(NamedTuple):
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     # the last update of a request with `pooling`: its vector of float32, not normalised
     pooled: bytes | None = None
+    # seconds since the cache gave up a page of the prompt, and the request that needed room
+    lost: tuple[float, str | None] | None = None
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())
