@@ -191,6 +191,7 @@ def resume(request: Request, before: Resumed) -> None:
         request.params = replace(request.params, prompt_logprobs=None)
     request.generated_ids = list(before.ids)
     request.num_delivered = len(before.ids)
+    request.arrival = before.metrics.arrival
     request.first_scheduled = before.metrics.first_scheduled
     request.first_token = before.metrics.first_token
     if request.params.logprobs is not None:
