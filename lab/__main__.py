@@ -101,6 +101,9 @@ COMMANDS = {
     "retention": Command(
         "lab.retention.command", "published retentions of prefixes on equal loads in virtual time"
     ),
+    "restarts": Command(
+        "lab.restarts.command", "engines killed under load, each answer compared with a calm one"
+    ),
     "scheduler_cost": Command(
         "lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"
     ),

@@ -25,6 +25,7 @@ from orca_jax.values.request import (
     SamplingParams,
     Urgency,
 )
+from orca_jax.values.resumed import Resumed
 from orca_jax.values.step import Executor, ExecutorStats, Handle, StepPlan
 
 HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
@@ -186,11 +187,13 @@ class Engine:
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
         adapter: str | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         """Enqueue a request.
 
         `constraint` is `params.structured` in compiled form; it belongs to this request alone. The scheduler's
-        ordering reads `urgency`. `adapter` is the name of an adapter; None for the model itself.
+        ordering reads `urgency`. `adapter` is the name of an adapter; None for the model itself. A request that an
+        earlier engine began goes on after the ids of `resumed`.
 
         Raises:
             RequestError: the request could never run; `param` names the field and the message says how to change it.
@@ -206,6 +209,7 @@ class Engine:
             constraint=constraint,
             urgency=urgency,
             adapter=adapter,
+            resumed=resumed,
         )
         self.observer.arrived(request)
 

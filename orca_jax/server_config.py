@@ -94,6 +94,7 @@ class ServerConfig:
     master_port: int = flag_field(29501, "hosts")
     cluster_key_file: str | None = flag_field(None, "hosts")
     control_timeout: float = flag_field(5.0, "hosts")
+    restart_workers: bool = flag_field(False, "hosts")
     mtls_cert_file: str | None = flag_field(None, "hosts")
     mtls_key_file: str | None = flag_field(None, "hosts")
     mtls_ca_file: str | None = flag_field(None, "hosts")
@@ -101,6 +102,7 @@ class ServerConfig:
     log_format: Literal["text", "json"] = flag_field("text", "observability")
     log_requests: bool = flag_field(True, "observability")
     enable_force_include_usage: bool = flag_field(False, "observability")
+    explain_cache: bool = flag_field(False, "observability")
     otlp_traces_endpoint: str | None = flag_field(None, "observability")
 
     kv_events_endpoint: str | None = flag_field(None, "observability")
@@ -132,6 +134,11 @@ class ServerConfig:
         if self.playground is None:
             return self.uds is None and _is_loopback(self.host)
         return self.playground
+
+    @property
+    def restarts(self) -> bool:
+        """True if another engine follows one that ends."""
+        return self.restart_engine or self.restart_workers
 
     @property
     def cluster(self) -> ClusterConfig | None:

@@ -342,6 +342,7 @@ SERVER_REFUSED = {
     "master_port": "--master-port 29501",
     "cluster_key_file": "--cluster-key-file x",
     "control_timeout": "--control-timeout 5",
+    "restart_workers": "--restart-workers",
     "mtls_cert_file": "--nnodes 2 --mtls-cert-file x",
     "mtls_key_file": "--nnodes 2 --mtls-key-file x",
     "mtls_ca_file": "--nnodes 2 --mtls-ca-file x",

@@ -58,6 +58,7 @@ GROUPS = {
         ),
     },
     "Measure": {
+        "why": Subcommand("orca_jax.cli.why", "why a server computed a prompt again"),
         "bench": Subcommand("orca_jax.tools.bench.__main__", "measure the engine and the server"),
         "timeline": Subcommand("orca_jax.tools.timeline.__main__", "show a file of --trace-file"),
     },

@@ -62,15 +62,24 @@ class RemoteModel:
         except httpx.HTTPError as error:
             raise EngineError(f"{self._base} does not answer: {error}") from None
 
-    def _first_model(self) -> str:
+    def explanations(self) -> list[dict[str, Any]]:
+        """Why tokens of the last prompts were computed again, the newest one first."""
+        found: list[dict[str, Any]] = self._get("cache_explanations").json()["data"]
+        return found
+
+    def _get(self, route: str) -> httpx.Response:
         try:
-            response = self._http.get(f"{self._base}/v1/models", timeout=_CONNECT_SECONDS)
+            response = self._http.get(f"{self._base}/v1/{route}", timeout=_CONNECT_SECONDS)
         except httpx.HTTPError as error:
             raise EngineError(
                 f"{self._base} does not answer: {error}; is the server running?"
             ) from None
         if response.status_code != 200:
             raise _refusal(response.status_code, response.content)
+        return response
+
+    def _first_model(self) -> str:
+        response = self._get("models")
         try:
             name: str = response.json()["data"][0]["id"]
         except (ValueError, LookupError, TypeError):

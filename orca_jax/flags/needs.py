@@ -44,6 +44,7 @@ _OF_HOSTS = (
     "master_port",
     "cluster_key_file",
     "control_timeout",
+    "restart_workers",
     *MTLS,
 )
 _OF_EVENTS = ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote")
@@ -84,7 +85,7 @@ FLAG_NEEDS: Mapping[str, tuple[FlagNeed, ...]] = {
         FlagNeed("node_rank", lambda f: 0 <= f.node_rank < max(f.nnodes, 1),
             "must be from 0 to the number before --nnodes {f.nnodes}, got {f.node_rank}"),
         FlagNeed("restart_engine", lambda f: f.nnodes == 1,
-            "needs --nnodes 1: the other processes have ended with the engine, and their owner must start all of them"),
+            "needs --nnodes 1: the other processes have ended with the engine; give --restart-workers to all of them"),
         *_each(MTLS, lambda f: None not in [getattr(f, name) for name in MTLS], "needs the other files of mutual TLS"),
     ),
     "serve without --nnodes": _each(_OF_HOSTS, lambda f: False, "needs --nnodes"),

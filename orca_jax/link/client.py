@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -18,6 +19,7 @@ from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
 from orca_jax.link.calls import EngineCalls
 from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.feed import Feed
+from orca_jax.link.restarts.kept import KeptRequests
 from orca_jax.link.wire import (
     Abort,
     EngineAnswer,
@@ -40,13 +42,16 @@ from orca_jax.values.startup import EngineSummary
 
 MAX_UNREAD = 2048  # updates per request that may wait for a reader; more of them end the call
 
-EngineState = Literal["loading", "compiling", "ready", "draining", "stopping", "hung", "dead"]
+EngineState = Literal[
+    "loading", "compiling", "ready", "draining", "stopping", "restarting", "hung", "dead"
+]
 
 _REFUSALS: dict[EngineState, str] = {
     "loading": "the model is still loading",
     "compiling": "the model is still being compiled",
     "draining": "the server is shutting down",
     "stopping": "the server is shutting down",
+    "restarting": "the engine is being started again",
     "hung": "the engine does not respond",
     "dead": "the engine has ended",
 }
@@ -220,6 +225,11 @@ class EngineClient:
         self._watch: Callable[[Heartbeat], None] | None = None  # of the engine that is attached
         self._routes: dict[str, OpenCall] = {}  # request id -> its call, until the request ends
         self._calls: set[OpenCall] = set()
+        # what outlives an engine; None: calls end with it
+        self._kept: KeptRequests | None = None
+        if config.restarts:
+            self._kept = KeptRequests(config.engine.seed, self.adapters.loaded)
+        self._has_new_weights = False  # or may have: the next engine has those of the model
         self._numbers = itertools.count()
         self._weight_version = 0  # as far as is known
         self._link: Link | None = None
@@ -278,6 +288,8 @@ class EngineClient:
                 urgency = dataclasses.replace(request.urgency, deadline=limits.total)
                 request = msgspec.structs.replace(request, urgency=urgency)
             self._routes[request.request_id] = call
+            if self._kept is not None:
+                request = self._kept.keep(request)
             link.send(msgspec.structs.replace(request, has_more=True) if left else request)
         return call
 
@@ -311,18 +323,25 @@ class EngineClient:
 
     async def _update_weights(self, source: str, version: int | None, aborts: bool) -> int:
         await self._changes.ask(ReadWeights(source, version))
+        self._has_new_weights = True
         return (await self._changes.ask(ReplaceWeights(aborts))).version
+
+    @property
+    def _is_restarted(self) -> bool:
+        """True if an engine that serves, or has served, is followed by another one."""
+        return self._kept is not None and self.ready.done()
 
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
         """Use a new engine, still loading. Its messages go to `take_message`, and its heartbeats also to `watch`."""
         self._link = link
         self._watch = watch
-        self._move("loading")
+        self._move("restarting" if self._is_restarted else "loading")
 
     def serve(self, ready: Ready) -> None:
         """Accept requests: the engine serves, with the adapters of its settings or those loaded again."""
         self._admission.num_rows = ready.num_rows
         self._weight_version = 0
+        self._has_new_weights = False
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self.reads = ready.reads
@@ -332,16 +351,29 @@ class EngineClient:
         self.adapters.loaded.update({name: paths[name] for name in ready.adapters})
         if not self.ready.done():
             self.ready.set_result(ready)
+        self._resume()
 
     def lose(self, state: Literal["hung", "dead"]) -> None:
-        """End all open calls with an error: the engine hangs or has ended."""
+        """Note that the engine hangs or has ended.
+
+        All open calls end with an error, unless another engine will go on with them: it must have the same weights.
+        """
         self._link = None
         self.running = self.waiting = 0
-        self._move(state)
-        self._fail_all(Unavailable(_REFUSALS[state]))
+        error = Unavailable(_REFUSALS[state])
+        if not self._is_restarted:
+            self._move(state)
+            self._fail_all(error)
+            return
+        self._move("restarting")
+        self._changes.fail(error)
+        if self._has_new_weights:
+            self._fail_all(error)
 
     def give_up(self, error: Exception) -> None:
-        """Fail `ready` if no engine has served: none will be started any more."""
+        """End all open calls, and fail `ready` if no engine has served: none will be started any more."""
+        self._move("dead")
+        self._fail_all(Unavailable(_REFUSALS["dead"]))
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # without a reader asyncio would log it as never retrieved
@@ -386,10 +418,27 @@ class EngineClient:
             self._forget(message.request_id)
         elif call.waiting:
             self._admission.started(call.waiting.pop(message.request_id, 0))
+        if self._kept is not None and not is_last and isinstance(message, RequestUpdate):
+            self._kept.hear(message)
         call.weight_version = self._weight_version
         call.deliver(message)
 
+    def _resume(self) -> None:
+        """Submit the open requests again, to an engine that has none of them."""
+        if self._kept is None or self._link is None:
+            return
+        for request_id in self._kept.lost():
+            # another request of the call may have ended it
+            if (call := self._routes.get(request_id)) is not None:
+                call.fail(Unavailable(_REFUSALS["dead"]))
+        again = self._kept.again()
+        calls = [self._routes[request.request_id] for request in again]
+        for request, (call, following) in zip(again, pairwise([*calls, None]), strict=True):
+            self._link.send(msgspec.structs.replace(request, has_more=call is following))
+
     def _forget(self, request_id: str) -> None:
+        if self._kept is not None:
+            self._kept.forget(request_id)
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
     def _send_call(self, call: EngineCall) -> None:
@@ -420,7 +469,8 @@ class EngineClient:
     def _move(self, state: EngineState) -> None:
         """Change the state. Once the server ends, only the engine's end still changes it."""
         is_ending = self.state in ("draining", "stopping")
-        if self.state == "stopping" or (is_ending and state in ("loading", "compiling", "ready")):
+        starts = ("loading", "compiling", "ready", "restarting")
+        if self.state == "stopping" or (is_ending and state in starts):
             return
         if self.state == "hung" and state == "dead":
             return  # it died because it was killed for hanging

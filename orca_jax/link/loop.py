@@ -371,6 +371,7 @@ class EngineLoop:
                 constraint,
                 submit.urgency,
                 submit.adapter,
+                submit.resumed,
             )
         except RequestError as error:
             self._reject(submit.request_id, error)

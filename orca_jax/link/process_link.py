@@ -81,7 +81,9 @@ class EngineLink(asyncio.Protocol):
         self._memory = MemoryWatch(self._process.pid)
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self.send(Start(config.engine, begun, config.kv_events, config.cluster))
+        self.send(
+            Start(config.engine, begun, config.kv_events, config.cluster, config.explain_cache)
+        )
 
     def send(self, message: Message) -> None:
         """Send a message; discard it if the engine has ended."""

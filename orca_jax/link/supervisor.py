@@ -4,12 +4,12 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
+from orca_jax.link.restarts.bound import FIRST_PAUSE, FailureCount
 from orca_jax.link.watch import STEP_FLOOR, ProgressWatch
 from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
@@ -17,10 +17,6 @@ from orca_jax.values.errors import ConfigError, EngineDeadError
 from orca_jax.values.startup import LOADING_SILENCE
 
 TICK_SECONDS = 0.25
-MAX_FAILURES = 5  # within FAILURE_WINDOW; then no engine is started any more
-FAILURE_WINDOW = 300.0  # seconds
-# seconds between an end and the next start; doubles each time
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +89,7 @@ class Supervisor:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        self._failures: deque[float] = deque()  # times of the last ends
+        self._failures = FailureCount()
         # true while a new engine loads the adapters of the one before
         self._is_loading_again = False
 
@@ -106,7 +102,7 @@ class Supervisor:
         """
         while True:
             error = await self._run_one()
-            pause = self._pause() if self.config.restart_engine and self._has_served else None
+            pause = self._pause() if self.config.restarts and self._has_served else None
             if pause is None:
                 self.client.give_up(error)
                 raise error
@@ -185,11 +181,4 @@ class Supervisor:
         """
         if self._is_loading_again:
             return FIRST_PAUSE
-        now = time.monotonic()
-        self._failures.append(now)
-        while self._failures[0] < now - FAILURE_WINDOW:
-            self._failures.popleft()
-        count = len(self._failures)
-        if count >= MAX_FAILURES:
-            return None
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 1))
+        return self._failures.pause()

@@ -17,6 +17,7 @@ from orca_jax.server_config import KvEvents
 from orca_jax.values.checks import escaped
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
+from orca_jax.values.resumed import Resumed
 from orca_jax.values.startup import ClusterConfig, EngineSummary
 from orca_jax.values.step import ExecutorStats, SpannedPrompt
 
@@ -39,6 +40,7 @@ class Start(Message, frozen=True):
     kv_events: KvEvents | None = None  # None: the engine publishes no events of its prefix cache
     # of an engine over several processes, which this one leads
     cluster: ClusterConfig | None = None
+    explains: bool = False  # keep in mind which pages the prefix cache gives up
 
 
 class Submit(Message, frozen=True):
@@ -51,6 +53,7 @@ class Submit(Message, frozen=True):
     adapter: str | None = None  # name of a loaded adapter
     # another request of the same call follows; no iteration is planned before it has come
     has_more: bool = False
+    resumed: Resumed | None = None  # what the engine before this one has delivered
 
 
 class Abort(Message, frozen=True):

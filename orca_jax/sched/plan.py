@@ -115,6 +115,8 @@ def _member(
     is_sampling = end == num_known + request.num_pending and request.params.pooling is None
     num_old_blocks = kv.num_pages_of(row)
     num_drafts = len(drafts)
+    if kv.prefixes.lost is not None:
+        kv.prefixes.lost.cause = request.request_id
     new_blocks = kv.allocate(row, end + num_drafts)
     pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)

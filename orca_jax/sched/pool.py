@@ -19,7 +19,7 @@ from orca_jax.sched.predict import EnginePredictor
 from orca_jax.sched.prefixes.cache import NO_HIT, Hit
 from orca_jax.sched.prefixes.reuse import PrefixReuse
 from orca_jax.sched.prefixes.spans import NOBODY
-from orca_jax.sched.request import Request, State, advance, append, update_of
+from orca_jax.sched.request import Request, State, advance, append, resume, update_of
 from orca_jax.values.errors import RequestError
 from orca_jax.values.request import (
     DEFAULT_URGENCY,
@@ -29,6 +29,7 @@ from orca_jax.values.request import (
     TokenSet,
     Urgency,
 )
+from orca_jax.values.resumed import Resumed
 from orca_jax.values.step import MemberResult, SpannedPrompt, StepPlan, StepResult
 
 NOTHING_ALLOWED = (
@@ -137,13 +138,14 @@ class RequestPool:
         constraint: Constraint | None = None,
         urgency: Urgency = DEFAULT_URGENCY,
         adapter: str | None = None,
+        resumed: Resumed | None = None,
     ) -> Request:
         """Enqueue a request.
 
         `prompt_ids` may be a `SpannedPrompt`. `seed` is used if `params.seed` is None; `arrival` is in seconds on the
         engine's clock. `constraint` acts together with the parameters and belongs to this request from now on;
         `params.structured` requires one. The scheduler's ordering reads `urgency`. `adapter` is the name of a loaded
-        adapter.
+        adapter. The request goes on after the ids of `resumed`.
 
         Raises:
             RequestError: the request could never run; `param` names the field, and the pool is unchanged.
@@ -154,6 +156,8 @@ class RequestPool:
             )
         prompt_ids = self._own(prompt_ids, params)
         check_prompt(prompt_ids, self.vocab_size)
+        if resumed is not None:
+            check_prompt(resumed.ids, self.vocab_size)
         num_new = params.max_tokens if params.pooling is None else 0
         check_length(len(prompt_ids), num_new, max_model_len=self.max_model_len, kv=self.kv)
         check_params(params, constraint, self.vocab_size)
@@ -172,6 +176,8 @@ class RequestPool:
             urgency=urgency,
             adapter=None if adapter is None else self.adapters.get(adapter),
         )
+        if resumed is not None:
+            resume(request, resumed)
         request.predicted_output = self.predictor.predict(request, prompt_ids)
         self.num_arrived += 1
         self._live[request_id] = request
@@ -216,6 +222,11 @@ class RequestPool:
             self.kv.reserve(row, len(request.prompt_ids), request.max_total)
         if self.reuse is not None:
             self.reuse.begin(request, row, hit)
+        lost = self.kv.prefixes.lost
+        if lost is not None:
+            lost.cause = request.request_id
+            if self.reuse is not None and request.first_scheduled is None:
+                request.lost = lost.first(self.reuse.missed(request))
         if request.first_scheduled is None:
             request.first_scheduled = now
             request.num_cached = request.num_computed

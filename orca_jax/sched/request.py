@@ -3,7 +3,7 @@
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import sha256
 from typing import Any
@@ -23,6 +23,7 @@ from orca_jax.values.request import (
     Urgency,
     plain_update,
 )
+from orca_jax.values.resumed import DELIVERED, Resumed
 from orca_jax.values.step import NOT_FINITE, Member, MemberResult, SpannedPrompt, spans_of
 
 
@@ -70,6 +71,7 @@ class Request:
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     num_written: int = 0  # prompt tokens that it wrote into the prefix cache before its first token
+    lost: tuple[float, str | None] | None = None  # see `RequestUpdate`
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
     digest_before: bytes = b""  # the digest before the first page, once it is needed
     num_remembered: int = 0  # leading full pages already in the prefix cache
@@ -199,6 +201,22 @@ def id_bytes(ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def resume(request: Request, before: Resumed) -> None:
+    """Let a new request go on after the ids of an earlier engine, which are computed again as after a preemption."""
+    if request.params.prompt_logprobs is not None:  # delivered with the first ids
+        request.params = replace(request.params, prompt_logprobs=None)
+    request.generated_ids = list(before.ids)
+    request.num_delivered = len(before.ids)
+    request.arrival = before.metrics.arrival
+    request.first_scheduled = before.metrics.first_scheduled
+    request.first_token = before.metrics.first_token
+    if request.params.logprobs is not None:
+        request.logprobs = [DELIVERED] * len(before.ids)
+    for token in before.ids:
+        if request.constraint is not None:
+            request.constraint = after(request.constraint, token)
+
+
 def advance(request: Request, member: Member, result: MemberResult) -> None:
     """Count an iteration, the tokens drawn in it, and the scores of the prompt's ids.
 
@@ -269,6 +287,7 @@ def update_of(request: Request, now: float) -> RequestUpdate:
         prompt_logprobs=tuple(request.prompt_logprobs) if has_scores else None,
         num_cached=0 if start else request.num_cached,
         num_written=0 if start else request.num_written,
+        lost=None if start else request.lost,
         pooled=request.pooled,
     )
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /v1/models/{id}` and `GET /version`."""
+"""`GET /v1/models`, `GET /v1/models/{id}`, `GET /v1/cache_explanations` and `GET /version`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,10 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.serve.openai.errors import ApiError
 from orca_jax.serve.openai.messages.errors import has_version
 from orca_jax.serve.openai.messages.models import messages_model, messages_models
 from orca_jax.serve.openai.model import Service
-from orca_jax.serve.openai.schema.answers import ModelCard, ModelList, NamedModel, Version
+from orca_jax.serve.openai.schema.answers import (
+    CacheExplanations,
+    ModelCard,
+    ModelList,
+    NamedModel,
+    Version,
+)
 
 
 def model_routes(service: Service) -> list[Route]:
@@ -55,7 +62,16 @@ def model_routes(service: Service) -> list[Route]:
     async def version(request: Request) -> Response:
         return json_response(Version(metadata.version("orca-jax")))
 
+    async def explanations(request: Request) -> Response:
+        if service.seen is None:
+            message = "this server keeps no explanations; start it with --explain-cache"
+            raise ApiError(404, message, code="not_found")
+        return json_response(
+            CacheExplanations(service.seen.of_key(request.scope["state"]["caller"]))
+        )
+
     return [
+        Route("/v1/cache_explanations", explanations, methods=["GET"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),  # names may hold slashes
         Route("/version", version, methods=["GET"]),

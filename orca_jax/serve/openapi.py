@@ -23,6 +23,7 @@ from orca_jax.serve.openai.responses.items import (
     ResponseItemList,
 )
 from orca_jax.serve.openai.schema.answers import (
+    CacheExplanations,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -70,7 +71,7 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     Rendered,
     *(MessageAnswer, TokenCount, MessagesError),
     *(ModelResponse, DeletedResponse, ResponseItemList, InputTokens),
-    *(EngineHealth, Generated, Live, ServerLoad),
+    *(EngineHealth, Generated, Live, ServerLoad, CacheExplanations),
 )
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, unknown or not supported; `param` names it.",
@@ -221,6 +222,9 @@ def _paths(has_keys: bool, model: str) -> Document:
             **get("Describe one model", "ModelCard", (404, 503)),
             "parameters": [name],
         },
+        "/v1/cache_explanations": get(
+            "Why tokens of the last prompts were computed again", "CacheExplanations", (404,)
+        ),
         "/version": get("The server's version", "Version"),
         "/live": _open(get("Liveness: the process answers", "Live")),
         "/ready": _probe(

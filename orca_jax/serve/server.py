@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orca_jax.helpers.logs import end_at_failed_threads, install_handler
 from orca_jax.link.client import EngineClient
 from orca_jax.link.open_files import raise_file_limit
+from orca_jax.link.restarts.workers import become_worker
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
 from orca_jax.serve.announcement import announcement
@@ -47,6 +48,8 @@ def serve(config: ServerConfig, begun: float) -> int:
         ConfigError: a setting is wrong.
     """
     if config.node_rank > 0:
+        if config.restart_workers:
+            become_worker()
         from orca_jax.link.worker import run_worker
 
         run_worker(config)

@@ -486,6 +486,8 @@ class RequestUpdate(NamedTuple):
     # the last update of a request with `pooling`: its vector of float32, not normalised
     pooled: bytes | None = None
     num_written: int = 0  # tokens of the prompt written into the prefix cache, with the first ids
+    # seconds since the cache gave up a page of the prompt, and the request that needed room
+    lost: tuple[float, str | None] | None = None
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())

@@ -10,7 +10,8 @@ import pytest
 
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
-from orca_jax.link.supervisor import MAX_FAILURES, HangDetector, Supervisor
+from orca_jax.link.restarts.bound import MAX_FAILURES
+from orca_jax.link.supervisor import HangDetector, Supervisor
 from orca_jax.link.watch import STEP_FLOOR
 from orca_jax.link.wire import (
     EngineAnswer,

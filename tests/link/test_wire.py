@@ -139,7 +139,7 @@ def test_frames_survive_any_cut(messages: list[Message], size: int) -> None:
 def test_ids_alone_are_an_array() -> None:
     """A prompt without vector spans costs no byte for them."""
     params = SamplingParams(5)
-    fields = ["Submit", "r", [1, 2, 300], params, Urgency(), None, False]
+    fields = ["Submit", "r", [1, 2, 300], params, Urgency(), None, False, None]
     assert encode(Submit("r", [1, 2, 300], params))[4:] == msgspec.msgpack.encode(fields)
 
 

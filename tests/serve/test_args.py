@@ -159,6 +159,7 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--master-addr 10.0.0.1", "master_addr"),
         ("--cluster-key-file x", "cluster_key_file"),
         ("--nnodes 2 --restart-engine", "restart_engine"),
+        ("--restart-workers", "restart_workers"),
         ("--nnodes 2 --master-port 65534", "master_port"),
         ("--nnodes 2 --control-timeout 0.5", "control_timeout"),
         ("--nnodes 2 --mtls-cert-file x --mtls-key-file x", "mtls_cert_file"),

@@ -165,23 +165,6 @@ def status(http: httpx.Client) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.chaos
-def test_engine_is_started_again() -> None:
-    """The server continues with a new engine process, several times."""
-    with running("--restart-engine") as server:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
-            engine = server.engine()
-            with server.stream("x", **LONG) as events:
-                next(events)
-                engine.send_signal(number)
-                assert "error" in list(events)[-1]
-            server.wait_idle()
-            assert server.complete("again", max_tokens=3).status_code == 200
-            assert server.engine().pid != engine.pid and not engine.is_running()
-    assert server.process.returncode == 0
-
-
-@pytest.mark.slow
 def test_engine_follows_a_killed_front_end() -> None:
     with running() as server:
         engine = server.engine()

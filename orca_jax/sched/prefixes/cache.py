@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from orca_jax.sched.blocks import BlockName, BlockPool
+from orca_jax.sched.prefixes.lost import LostPages
 from orca_jax.sched.states import States
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.values.lora_request import Adapter
@@ -125,6 +126,7 @@ class PrefixCache:
         states: States | None = None,
     ) -> None:
         self.watcher: CacheWatcher | None = None
+        self.lost: LostPages | None = None
         self._pools = pools
         self._page_size = page_size
         self._states = states
@@ -305,6 +307,8 @@ class PrefixCache:
         del self._blocks[group][digest]
         if not any([digest in named for named in self._blocks]):
             del self._pages[digest]
+        if page.is_full and self.lost is not None:
+            self.lost.add(digest)
         if page.is_full and self.watcher is not None:
             self.watcher.removed(digest, group)
 

@@ -1,6 +1,6 @@
 """Requests and the prefix cache: the beginning of a new request, and the pages of running and ended ones."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefixes.cache import NO_HIT, Hit, Page
@@ -121,6 +121,11 @@ class PrefixReuse:
             self.digest_of_prompt(request)
         for digest in self.awaited(request, request.num_computed):
             self._computing.setdefault(digest, request)
+
+    def missed(self, request: Request) -> Sequence[bytes]:
+        """Digests of the full pages of a prompt after those that its row begins with."""
+        found = request.num_computed // self._size
+        return request.digests(self._size, len(request.prompt_ids) // self._size)[found:]
 
     def end(self, request: Request, row: int) -> None:
         """Add the last page of a request that leaves its row."""

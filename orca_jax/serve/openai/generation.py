@@ -18,9 +18,11 @@ from orca_jax.link.errors import LinkError, TimedOut
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.serve.openai.asked import Prompt
 from orca_jax.serve.openai.errors import ApiError, api_error, named
+from orca_jax.serve.openai.explain import Seen
 from orca_jax.serve.openai.model import Service
 from orca_jax.serve.openai.schema.answers import (
     AnswerReason,
+    CacheExplanation,
     CompletionDetails,
     PromptDetails,
     Usage,
@@ -76,6 +78,7 @@ class Job:
     left_out: Sequence[str] = ()  # paths in schemas of the call that are not enforced
     # of generated tokens, if that of the call is larger than the rest of the context
     cut_limit: int | None = None
+    seen: Seen | None = None  # beside earlier prompts; None without explanations
 
 
 class Piece(NamedTuple):
@@ -349,7 +352,10 @@ class Generation:
         thought: CompletionDetails | UnsetType = UNSET
         if self.job.has_reasoning:
             thought = CompletionDetails(sum(self._reasoning))
-        return Usage(prompt, generated, prompt + generated, details, thought)
+        explanation: CacheExplanation | UnsetType = UNSET
+        if self.job.seen is not None:
+            explanation = self.job.seen.explanation()
+        return Usage(prompt, generated, prompt + generated, details, thought, explanation)
 
     def running_usage(self, piece: Piece) -> Usage:
         """Token counts up to a piece: without tokens whose text is held back, or follows in the next piece."""
@@ -379,10 +385,7 @@ class Generation:
                 continue  # ended by a stop string; this update was already under way
             if isinstance(message, Rejected) or message.finish_reason in ("abort", "error"):
                 return [joined(found) for found in pieces.values()], message
-            if message.num_cached and choice.index % self.job.candidates == 0:
-                self._cached[choice.index // self.job.candidates] = message.num_cached
-            if message.num_written:
-                self._written[choice.index // self.job.candidates] += message.num_written
+            self._count(choice, message)
             choice.record.take_update(message)
             piece = choice.take_update(message)
             if choice.num_reasoning:
@@ -396,6 +399,16 @@ class Generation:
                     call.abort(request_id)
             pieces.setdefault(request_id, []).append(piece)
         return [joined(found) for found in pieces.values()], None
+
+    def _count(self, choice: OpenChoice, message: RequestUpdate) -> None:
+        """Take the use of the cache from an update."""
+        if self.job.seen is not None:
+            self.job.seen.take(message)
+        number = choice.index // self.job.candidates
+        if message.num_cached and choice.index % self.job.candidates == 0:
+            self._cached[number] = message.num_cached
+        if message.num_written:
+            self._written[number] += message.num_written
 
     def _failure(self, failed: RequestUpdate | Rejected) -> ApiError:
         return self._rejection(failed) if isinstance(failed, Rejected) else failure_of(failed.error)

@@ -17,6 +17,7 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Ready
 from orca_jax.serve.openai.errors import ApiError, PromptTooLong, api_error, engine_gone
+from orca_jax.serve.openai.explain import SeenPrompts
 from orca_jax.serve.openai.schema.answers import DecisionLabels
 from orca_jax.serve.openai.work import FrontEndWork
 from orca_jax.serve.telemetry.observer import ServerObserver
@@ -118,6 +119,10 @@ class Service:
         self.work = FrontEndWork()
         # each API key has its own prefix cache; the reader of the keys sets it
         self.salts_keys = False
+        # what the prompts of calls share with earlier ones; None without explanations
+        self.seen: SeenPrompts | None = None
+        if config.explain_cache:
+            self.seen = SeenPrompts()
         self._warnings: set[str] = set()
         self.calibration: FitsByKind | None = None  # of decisions
         if config.calibration is not None:

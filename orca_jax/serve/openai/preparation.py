@@ -1,7 +1,9 @@
 """Preparation of a call that is understood: its prompt, its form and its engine requests, as a job."""
 
+import asyncio
 import dataclasses
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +15,10 @@ from orca_jax.link.wire import Submit
 from orca_jax.serve.openai.asked import Asked, Limits, Prompt, TemplatePrompt, ToolRules
 from orca_jax.serve.openai.cache_hints import AskedHints, asked_hints
 from orca_jax.serve.openai.errors import ApiError, PromptTooLong, named
+from orca_jax.serve.openai.explain import Seen, SeenPrompts, parts_of
 from orca_jax.serve.openai.form import AnswerForm, answer_form, tool_rules
 from orca_jax.serve.openai.generation import Job
+from orca_jax.serve.openai.logprobs import token_name
 from orca_jax.serve.openai.model import Model, Service
 from orca_jax.serve.openai.schema.decisions.bodies import ReadFields
 from orca_jax.serve.openai.schema.embeddings import EmbeddingRequest
@@ -75,6 +79,7 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
             unheard = hints.names
             hints = None
         requests = await _requests(service, asked, prompts, form, caller, hints)
+        seen = await _seen(service, asked, rules, requests, caller)
         unread = (*unread_paths(service, asked.prompt), *rules.unread, *form.unread)
         limit = _cut_limit(asked, requests)
         paths = _engine_paths(asked)
@@ -107,7 +112,34 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
         ignored=(*asked.unread, *unheard, *[named(path, asked.names) for path in unread]),
         left_out=[named(path, asked.names) for path in form.left_out],
         cut_limit=limit,
+        seen=seen,
     )
+
+
+async def _seen(
+    service: Service,
+    asked: Asked,
+    rules: ToolRules,
+    requests: Sequence[Submit],
+    caller: str | None,
+) -> Seen | None:
+    """The prompt of a call beside earlier ones; None without explanations, and for several prompts."""
+    first = requests[0]
+    if service.seen is None or len(requests) > asked.candidates:
+        return None
+
+    def compare(prompts: SeenPrompts) -> Seen:
+        seen = Seen(
+            asked.id,
+            array("I", first.prompt_ids),
+            tuple(parts_of(asked, rules.shown)),
+            frozenset(request.request_id for request in requests),
+            partial(token_name, service.model.tokenizer),
+        )
+        prompts.add((caller, first.params.cache_salt, first.adapter), seen)
+        return seen
+
+    return await asyncio.to_thread(compare, service.seen)
 
 
 def _engine_paths(asked: Asked) -> Mapping[str, str]:

@@ -81,7 +81,16 @@ MASSES = (0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
 COUNTS = tuple(digit * 10**power for power, digit in product(range(6), (1, 2, 5)))
 CALLS = (0.005, 0.05, 0.5, 5, 30, 120, 600)  # few bounds, since every route has a series for each
 
-ENGINE_STATES = ("loading", "compiling", "ready", "draining", "stopping", "hung", "dead")
+ENGINE_STATES = (
+    "loading",
+    "compiling",
+    "ready",
+    "draining",
+    "stopping",
+    "restarting",
+    "hung",
+    "dead",
+)
 # The metrics of vLLM with the meaning of ours, after its prefix, by the name of ours.
 TWINS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     **{

@@ -269,7 +269,7 @@ class ServerObserver:
             if self._engine.summary is not None:
                 engine.show(self._engine.summary)
                 gateway.show(self._engine.summary, self._settings)
-        if state == "dead":
+        if state in ("restarting", "dead"):
             stats = EngineStats()
         used = stats.num_pages - stats.free_pages
         for name in ENGINE_STATES:

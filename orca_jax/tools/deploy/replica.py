@@ -63,11 +63,7 @@ class Replica:
         """Raise EngineDeadError if the engine has ended for good, or if it does not respond."""
         if self._engine is not None and self._engine.done():
             self._engine.result()
-        if (
-            self._client is not None
-            and self._client.state == "hung"
-            and not self._config.restart_engine
-        ):
+        if self._client is not None and self._client.state == "hung" and not self._config.restarts:
             raise EngineDeadError("the engine does not respond")
 
     def stats(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from orca_jax.serve.openai.chat import call_id
 from orca_jax.serve.openai.errors import ApiError
 from orca_jax.serve.openai.generation import Job, Piece, whole_parts
 from orca_jax.serve.openai.messages.errors import encode_error
-from orca_jax.serve.openai.schema.answers import AnswerReason, Usage
+from orca_jax.serve.openai.schema.answers import AnswerReason, CacheExplanation, Usage
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall
 
 SIGNATURE = "unsigned"
@@ -37,6 +37,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
     output_tokens_details: MessageOutput | UnsetType = UNSET  # UNSET if reasoning is not read apart
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class AnswerText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -240,6 +241,7 @@ def message_usage(usage: Usage) -> MessageUsage:
         cached,
         written,
         thought,
+        cache_explanation=usage.cache_explanation,
     )
 
 

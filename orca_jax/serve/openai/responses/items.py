@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from orca_jax.serve.openai.schema.answers import CompletionDetails, TokenLogprob
+from orca_jax.serve.openai.schema.answers import CacheExplanation, CompletionDetails, TokenLogprob
 from orca_jax.serve.openai.schema.input_items import (
     InputMessage,
     InputReasoning,
@@ -90,6 +90,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: CompletionDetails
     total_tokens: int
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class ResponseFault(msgspec.Struct, frozen=True):

@@ -444,4 +444,5 @@ def _usage(usage: Usage) -> ResponseUsage:
         usage.completion_tokens,
         CompletionDetails(0) if generated is UNSET else generated,
         usage.total_tokens,
+        usage.cache_explanation,
     )

@@ -22,6 +22,27 @@ class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
+class CacheExplanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why tokens of a prompt were computed: compared with the earlier prompt of the same key that shares most."""
+
+    id: str  # of the answer
+    reason: str  # all of it in one sentence
+    cached_tokens: int
+    shared_tokens: int = 0  # at the begin of both prompts
+    earlier: str | None = None  # id of the answer to the other prompt
+    seconds_between: float | None = None
+    field: str | None = None  # of the call, the first one that differs
+    token: str | None = None  # the first one that differs
+    earlier_token: str | None = None
+    lost_tokens: int = 0  # shared ones that the cache lacked
+
+
+class CacheExplanations(msgspec.Struct, frozen=True):
+    """Explanations of the last prompts of a key, the newest one first."""
+
+    data: list[CacheExplanation]
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one call. A prompt counts once for any `n`."""
 
@@ -32,6 +53,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptDetails | msgspec.UnsetType = msgspec.UNSET
     # UNSET if reasoning is not read apart
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    # UNSET without --explain-cache, and for several prompts
+    cache_explanation: CacheExplanation | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

@@ -217,6 +217,7 @@ export class Chat {
   /** Show the number of tokens, and the engine's rate as soon as it has told it. */
   async showRate(usage, since, message, shown) {
     message.stats.tokens = usage.completion_tokens;
+    message.stats.cache = usage.cache_explanation?.reason;
     message.stats.tokens_per_s = await this.engine.rateOf(usage, since);
     shown.showStats(statsText(message.stats));
     this.keep();
@@ -252,5 +253,6 @@ function statsText(stats) {
   if (stats.tokens_per_s) parts.push(`${stats.tokens_per_s.toFixed(1)} tokens/s`);
   if (stats.ttft_ms !== null) parts.push(`first token after ${stats.ttft_ms.toFixed(0)} ms`);
   if (stats.finish_reason && stats.finish_reason !== "stop") parts.push(stats.finish_reason);
+  if (stats.cache) parts.push(stats.cache);
   return parts.join(", ");
 }

@@ -1,0 +1,38 @@
+"""Pages that the prefix cache has given up: when, and for which request. Kept only if calls ask for the reason."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+MOST_PAGES = 65_536  # some 10 MB
+
+
+class LostPages:
+    """The last pages that made room for others.
+
+    Args:
+        clock: seconds, monotonic.
+
+    Attributes:
+        cause: id of the request that needs room now.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cause: str | None = None
+        self._clock = clock
+        self._lost: OrderedDict[bytes, tuple[float, str | None]] = OrderedDict()
+
+    def add(self, digest: bytes) -> None:
+        """Note that a page is given up."""
+        self._lost[digest] = self._clock(), self.cause
+        self._lost.move_to_end(digest)
+        if len(self._lost) > MOST_PAGES:
+            self._lost.popitem(last=False)
+
+    def first(self, digests: Sequence[bytes]) -> tuple[float, str | None] | None:
+        """The seconds since the first of these pages that is known was given up, and the request that needed room."""
+        for digest in digests:
+            if digest in self._lost:
+                moment, cause = self._lost[digest]
+                return self._clock() - moment, cause
+        return None
