@@ -3,17 +3,19 @@
     scripts/gpu_check kernels [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
     scripts/gpu_check steps
     scripts/gpu_check curves
+    scripts/gpu_check lease
+    scripts/gpu_check lease_engine
     scripts/tpu_check kernels
     scripts/tpu_check steps
     scripts/tpu_check curves
 
-Each command runs from the source tree in at most 9 minutes, and the three are in the order of their worth; without one
-of the names, one command runs all. They need jax, flax, numpy, orbax and safetensors only. The comparison with
-transformers also needs transformers and torch, and the part "engine" all packages of orca-jax; they are skipped without
-them, as are the parts that need compute-sanitizer or ncu. The limits of the parts fit into the 9 minutes, except for
-those that run if time is left. Every part is a process of its own
-with a time limit: if one fails, hangs or is killed, this is reported and the others still run. Measurements are
-written at once, so that a stopped part keeps its earlier ones.
+Each command runs from the source tree in at most 9 minutes, and the first three are in the order of their worth;
+without one of the names, one command runs these. `lease`, then `lease_engine`, are for a device of 15 minutes. They
+need jax, flax, numpy, orbax and safetensors only. The comparison with transformers also needs transformers and torch,
+and the part "engine" all packages of orca-jax; they are skipped without them, as are the parts that need
+compute-sanitizer or ncu. The limits of the parts fit into the 9 minutes, except for those that run if time is left.
+Every part is a process of its own with a time limit: if one fails, hangs or is killed, this is reported and the others
+still run. Measurements are written at once, so that a stopped part keeps its earlier ones.
 
 Files in `--out`, all of them written after every part: `result.json`, all results; `tables.txt`, the same for reading;
 `logs.tgz`, the rows and the output of each part; `gpu_blocks.json`, the best sizes of blocks. With `--json` the last
@@ -39,7 +41,15 @@ if sys.version_info < (3, 12):  # noqa: UP036
     )
 
 from lab.device_check.part import UTILIZATION, Setting, Write, open_rows
-from lab.device_check.runner import GROUPS, NO_DEVICE, PARTS, files_of, run_parts
+from lab.device_check.runner import (
+    GROUPS,
+    LEASE_SECONDS,
+    LEASES,
+    NO_DEVICE,
+    PARTS,
+    files_of,
+    run_parts,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("jax", "flax", "numpy", "orbax", "safetensors")
@@ -65,13 +75,17 @@ def read_arguments() -> argparse.Namespace:
     kind = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in PARTS else "gpu"
     parser = argparse.ArgumentParser(
         prog=f"scripts/{kind}_check",
-        usage="%(prog)s [kernels | steps | curves] [flags]",
+        usage="%(prog)s [kernels | steps | curves | lease | lease_engine] [flags]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=sorted(PARTS), help=argparse.SUPPRESS)
     parser.add_argument(
-        "group", nargs="?", choices=[*GROUPS], metavar=" | ".join(GROUPS), help="default: all"
+        "group",
+        nargs="?",
+        choices=[*GROUPS, *LEASES],
+        metavar=" | ".join([*GROUPS, *LEASES]),
+        help="default: the first three",
     )
     parser.add_argument(
         "--out", type=Path, default=ROOT / "build" / f"{kind}_check", help="folder for the files"
@@ -108,8 +122,14 @@ def read_arguments() -> argparse.Namespace:
     groups = [args.group] if args.group else list(GROUPS)
     chosen = [part for part in parts if part.group in groups and part.name != "machine"]
     default = ["machine", *(part.name for part in sorted(chosen, key=lambda part: part.spare))]
+    seconds = sum(GROUPS.get(group, 0.0) for group in groups)
+    args.limits = {}
+    if args.group in LEASES:
+        args.limits = LEASES[args.group][kind]
+        default = list(args.limits)
+        seconds = LEASE_SECONDS[args.group]
     args.parts = args.parts.split(",") if args.parts else default
-    args.seconds = args.seconds or sum(GROUPS[group] for group in groups)
+    args.seconds = args.seconds or seconds
     args.work = args.work or Path(tempfile.mkdtemp(prefix="device_check-"))
     if unknown := [name for name in args.parts if name not in names]:
         parser.error(
@@ -181,6 +201,8 @@ def part_of(name: str) -> Measure:
         from lab.device_check.speed import speed as measure
     elif name == "tune":
         from lab.device_check.tune import tune as measure
+    elif name == "experts":
+        from lab.device_check.experts import experts as measure
     elif name == "counters":
         from lab.device_check.tune import counters as measure
     elif name == "variants":

@@ -30,6 +30,35 @@ GROUPS: dict[Group, float] = {"kernels": 540.0, "steps": 540.0, "curves": 540.0}
 """The groups of parts by worth, each for one command, and the seconds for all parts of it."""
 
 
+LEASES: dict[str, dict[Kind, dict[str, float]]] = {
+    "lease": {
+        "gpu": {
+            "machine": 30,
+            "correct:gpu": 130,
+            "step:llama-3-8b": 160,
+            "experts": 60,
+            "tune:gpu": 60,
+            "speed:gpu": 60,
+        },
+        "tpu": {
+            "machine": 30,
+            "correct:tpu": 130,
+            "step:llama-3-8b": 160,
+            "correct:write": 70,
+            "experts": 50,
+            "speed:tpu": 60,
+        },
+    },
+    "lease_engine": {
+        "gpu": {"machine": 25, "engine:llama-3-8b": 140},
+        "tpu": {"machine": 25, "engine:llama-3-8b": 140},
+    },
+}
+"""Parts by worth, each with its limit in seconds, for a device that is at hand for 15 minutes."""
+LEASE_SECONDS = {"lease": 530.0, "lease_engine": 175.0}
+"""For all parts of each."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A process: its name, its limit in seconds, and its group."""
@@ -64,6 +93,7 @@ PARTS: dict[Kind, tuple[Part, ...]] = {
         Part("memcheck:gpu", 60, "kernels", MEMCHECK, after="correct:gpu", kind="correct:gpu"),
         Part("speed:gpu", 130, "kernels"),
         Part("tune:gpu", 100, "kernels"),
+        Part("experts", 60, "kernels", spare=True),
         Part("correct:triton", 80, "kernels", spare=True),
         Part("speed:others", 90, "kernels", spare=True),
         Part("correct:gather", 40, "kernels", spare=True),
@@ -83,6 +113,7 @@ PARTS: dict[Kind, tuple[Part, ...]] = {
         Part("speed:tpu", 130, "kernels"),
         Part("correct:write", 100, "kernels"),
         Part("correct:xla", 60, "kernels"),
+        Part("experts", 60, "kernels", spare=True),
         Part("speed:dense", 40, "kernels", spare=True),
         Part("step:llama-3-8b", 240, "steps"),
         Part("serve:orca", 150, "steps"),
@@ -116,7 +147,8 @@ def run_parts(args: argparse.Namespace) -> int:
     longer = max(1.0, args.seconds / sum(GROUPS.values()))
     start = time.monotonic()
     for name in args.parts:
-        part = replace(known[name], seconds=longer * known[name].seconds)
+        seconds = args.limits.get(name, known[name].seconds)
+        part = replace(known[name], seconds=longer * seconds)
         limit = min(part.seconds, args.seconds - (time.monotonic() - start) - RECOVERY)
         print(f"\n{name}", end="", flush=True)
         try:

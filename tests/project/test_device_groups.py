@@ -34,6 +34,39 @@ def test_the_limits_of_a_group_fit_its_time(kind: str, runner: ModuleType) -> No
         assert len(parts) > 1 and sum(part.seconds + runner.RECOVERY for part in parts) <= seconds
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["lease", "lease_engine"])
+def test_a_lease_fits_its_time(
+    kind: str,
+    name: str,
+    runner: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Both fit into 15 minutes with three and a half for the start and the end of the device."""
+    from lab.device_check import __main__ as command_line
+
+    folders = ["--out", str(tmp_path), "--work", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["check", kind, name, *folders])
+    args = command_line.read_arguments()
+    assert args.parts == [*args.limits] and args.parts[0] == "machine"
+    assert {*args.parts} <= {part.name for part in runner.PARTS[kind]}
+    assert sum(args.limits.values()) + runner.RECOVERY * len(args.parts) <= args.seconds
+    assert sum(runner.LEASE_SECONDS.values()) <= 900 - 195
+
+
+def test_experts_are_compared_and_measured() -> None:
+    from lab.device_check.experts import experts
+    from lab.device_check.part import Setting
+
+    rows: list[dict[str, Any]] = []
+    experts("", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
+    assert [row["kind"] for row in rows] == ["bfloat16", "fp4"] * 2
+    assert not [row for row in rows if "error" in row]
+    assert all(row["difference"] <= row["allowed"] for row in rows[:2])
+    assert all(row["us"] > 0 for row in rows[2:])
+
+
 class SlowWorld:
     """Processes that write one row and then work for a while, by a clock that only they move."""
 
