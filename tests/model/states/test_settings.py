@@ -76,9 +76,7 @@ def test_adapters_have_places_in_layers_with_attention_and_in_mlps(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "devices", "settings"),
     [
-        ("lfm3-0", 1, {}),
         ("lfm3-0", 2, {}),
-        ("lfm3-1", 1, {"cpu_products": "xla"}),
         ("lfm3-2", 1, {"pipeline_parallel_size": 2}),
     ],
 )
@@ -128,11 +126,9 @@ def dequantised(base: Path, folder: Path, kind: Quantization) -> Path:
 @pytest.mark.parametrize(
     ("name", "kind", "devices"),
     [
-        ("lfm3-0", "int8", 1),
         ("lfm3-0", "int4", 2),
         ("lfm3-3", "fp8", 1),
         ("minimax-0", "int8", 2),
-        ("minimax-1", "int4", 1),
     ],
 )
 def test_quantised_weights(
