@@ -120,7 +120,7 @@ def claims(found: Mapping[str, Any]) -> list[Row]:
             )
         )
     over = max([statistics.fmean(over_bound(case, "saga")) for case in cases.values()])
-    text = f"saga: computed prompt tokens by those of {BOUND}, at most"
+    text = f"saga: computed prompt tokens by those of {BOUND}, at its worst"
     rows.append(
         Row(
             "saga.bound",
