@@ -67,8 +67,9 @@ def _about(found: Mapping[str, Any]) -> str:
         "their session, a wish for 300 s, and the end of the session; the traces have no wishes, so `lru-ttl` is LRU "
         "there. The trace of Azure has no texts: its prompts come after one of 24 templates. Belady knows the order of "
         "requests under LRU.\n\n"
-        f"Of the {most} others, so many have more hits than LRU with every seed: {', '.join(counts)}. With clairvoyance "
-        f"the mean TTFT is at most {bound:.2f} times lower than with LRU, so no larger claim can hold on these loads.\n"
+        f"Of the {most} others, so many have more hits than LRU with every seed: {', '.join(counts)}. With "
+        f"clairvoyance the mean TTFT is at most {bound:.2f} times lower than with LRU, so no larger claim can hold on "
+        "these loads.\n"
     )
 
 
