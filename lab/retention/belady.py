@@ -57,7 +57,7 @@ class _NotAsked(EngineRetention):
     """Takes the place of a retention that is not asked."""
 
     def keep(self, span: KeptSpan, now: float) -> Keeping:
-        """No worth."""
+        """The same worth for all spans."""
         return Keeping()
 
     def used(self, span: KeptSpan, now: float) -> None:

@@ -48,7 +48,9 @@ def study(
     count: int, traces: Path | None, loads: Sequence[str], names: Sequence[str], effort: Effort
 ) -> dict[str, Any]:
     """Measure retentions on loads. `count` is the number of requests of a run."""
-    cases = [(load, pages) for load in loads for pages in PAGES[load]]
+    cases: list[tuple[str, int]] = []
+    for load in loads:
+        cases += product([load], PAGES[load])
     runs = [
         (load, pages, int(count * SHARES[load]), seed, traces, names)
         for (load, pages), seed in product(cases, SEEDS)
@@ -88,13 +90,17 @@ def of_the_way(case: Mapping[str, Any], name: str) -> list[float]:
     ]
 
 
+def over_bound(case: Mapping[str, Any], name: str) -> list[float]:
+    """The computed prompt tokens of a retention by those of clairvoyance, for each seed."""
+    pairs = zip(case[name]["computed"], case[BOUND]["computed"], strict=True)
+    return [ours / bound for ours, bound in pairs]
+
+
 def claims(found: Mapping[str, Any]) -> list[Row]:
     """The claims of the papers, each at the load and size of cache at which ours is best."""
-    cases = {
-        f"{load}, {pages} pages": case
-        for load, sizes in found["loads"].items()
-        for pages, case in sizes.items()
-    }
+    cases: dict[str, Any] = {}
+    for load, sizes in found["loads"].items():
+        cases |= {f"{load}, {pages} pages": case for pages, case in sizes.items()}
     rows = []
     for claim in CLAIMS:
         means = {
@@ -113,20 +119,8 @@ def claims(found: Mapping[str, Any]) -> list[Row]:
                 holds=means[where] >= claim.least,
             )
         )
-    over = max(
-        [
-            statistics.fmean(
-                [
-                    ours / bound
-                    for ours, bound in zip(
-                        case["saga"]["computed"], case[BOUND]["computed"], strict=True
-                    )
-                ]
-            )
-            for case in cases.values()
-        ]
-    )
-    text = f"saga: computed prompt tokens by those of {BOUND}, at most"
+    over = max([statistics.fmean(over_bound(case, "saga")) for case in cases.values()])
+    text = f"saga: computed prompt tokens by those of {BOUND}, at its worst"
     rows.append(
         Row(
             "saga.bound",

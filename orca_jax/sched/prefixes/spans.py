@@ -41,7 +41,6 @@ class KeptSpan(NamedTuple):
         priority: wish of the caller, from 0 to 100: 0 for pages of no further use, 50 without a wish. It is at least 50
             if the span is shared.
         has_ended: the session has ended, as the caller said, and no other one has begun with the span.
-        worth: its latest worth; 0 before the first one.
     """
 
     start: int
@@ -55,7 +54,6 @@ class KeptSpan(NamedTuple):
     ttl: float | None = None
     priority: int = USUAL_PRIORITY
     has_ended: bool = False
-    worth: float = 0.0
 
 
 class Keeping(NamedTuple):
@@ -121,9 +119,7 @@ class Leaving(NamedTuple):
 class _ListedSpan:
     """A span in the table. Some of its blocks may be of another one by now."""
 
-    __slots__ = (
-        "blocks", "has_ended", "is_losing", "num_own", "number", "order", "owner", "span", "worth",
-    )  # fmt: skip
+    __slots__ = ("blocks", "has_ended", "is_losing", "num_own", "number", "order", "owner", "span")
 
     def __init__(self, blocks: list[int], span: KeptSpan, owner: Owner, order: int) -> None:
         self.order = order  # that of leaving
@@ -132,7 +128,6 @@ class _ListedSpan:
         self.owner = owner
         self.num_own = len(blocks)  # also those that requests hold, until they leave them
         self.number = 0  # of its place in the order; 0: it has none
-        self.worth = 0.0
         self.has_ended = False
         self.is_losing = False  # a page was given up
 
@@ -354,7 +349,6 @@ class SpanOrder:
         keep = self._retainer.ask(self._now(held))
         self._count += 1
         held.number = self._count
-        held.worth = keep.worth
         heappush(self._by_worth, (keep.worth, held.order, held.number, held))
         if isfinite(keep.seconds):
             heappush(self._by_time, (self._retainer.clock() + keep.seconds, held.number, held))
@@ -408,11 +402,8 @@ class SpanOrder:
                 del self._of_session[key]
 
     def _now(self, held: _ListedSpan) -> KeptSpan:
-        return held.span._replace(
-            num_tokens=len(held.blocks) * self._retainer.page_size,
-            has_ended=held.has_ended,
-            worth=held.worth,
-        )
+        size = len(held.blocks) * self._retainer.page_size
+        return held.span._replace(num_tokens=size, has_ended=held.has_ended)
 
 
 def _by_page(leaving: Leaving, number: int, page_size: int) -> Sequence[CacheWish | None]:

@@ -37,10 +37,11 @@ from orca_jax.values.errors import RequestError
 ANTHROPIC_SECONDS = 300.0
 OPENAI_SECONDS = 1800.0
 """The times of marks without `ttl`."""
-_OF_CALLS = (
+OF_CALLS = (
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "kv_hints", "agent_hint",
 )  # fmt: skip
-_LISTS = ("tools", "system", "messages", "input")
+LISTS = ("tools", "system", "messages", "input")
+"""The fields of a call with wishes, and those whose parts may have marks."""
 _INNER = ("content", "source", "output")
 _TAIL = 120  # characters of a block that are sought
 _VERSION = "1"  # of the actions
@@ -94,9 +95,9 @@ class AskedHints:
 
 def asked_hints(call: SamplingFields) -> AskedHints | None:
     """The wishes of a call; None if it has none. Raises ApiError."""
-    names = [name for name in _OF_CALLS if getattr(call, name) is not None]
+    names = [name for name in OF_CALLS if getattr(call, name) is not None]
     marks: list[Mark] = []
-    for name in _LISTS:
+    for name in LISTS:
         marks += _marks(getattr(call, name, None), name)
     names += dict.fromkeys([mark.path for mark in marks])
     if not names:

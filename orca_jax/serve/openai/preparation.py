@@ -13,7 +13,7 @@ import msgspec
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.wire import Submit
 from orca_jax.serve.openai.asked import Asked, Limits, Prompt, TemplatePrompt, ToolRules
-from orca_jax.serve.openai.cache_hints import AskedHints, asked_hints
+from orca_jax.serve.openai.cache_hints import LISTS, OF_CALLS, AskedHints, asked_hints
 from orca_jax.serve.openai.errors import ApiError, PromptTooLong, named
 from orca_jax.serve.openai.explain import Seen, SeenPrompts, parts_of
 from orca_jax.serve.openai.form import AnswerForm, answer_form, tool_rules
@@ -71,7 +71,7 @@ async def prepare(service: Service, asked: Asked, name: str, caller: str | None 
         rules = rules_of(service, asked)
         prompts, text = await _prompts(service, asked, rules)
         form = await _form(service, asked, rules, text)
-        hints = asked_hints(asked.fields)
+        hints = asked_hints(asked.fields) if _may_wish(asked.fields) else None
         unheard: Sequence[str] = ()
         if hints is not None:
             unheard = hints.unheard
@@ -140,6 +140,13 @@ async def _seen(
         return seen
 
     return await asyncio.to_thread(compare, service.seen)
+
+
+def _may_wish(call: SamplingFields) -> bool:
+    """True if a call has wishes about its cache, or parts that may have marks; nearly all completions have neither."""
+    if any([getattr(call, name) is not None for name in OF_CALLS]):
+        return True
+    return any([isinstance(getattr(call, name, None), list) for name in LISTS])
 
 
 def _engine_paths(asked: Asked) -> Mapping[str, str]:

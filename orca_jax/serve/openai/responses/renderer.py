@@ -435,12 +435,12 @@ def _usage(usage: Usage) -> ResponseUsage:
     """The counts of a chat in the form of responses."""
     details = usage.prompt_tokens_details
     generated = usage.completion_tokens_details
-    read = InputDetails(0)
+    counts = [0, 0]
     if not isinstance(details, UnsetType):
-        read = InputDetails(details.cached_tokens, details.cache_write_tokens)
+        counts = [details.cached_tokens, details.cache_write_tokens]
     return ResponseUsage(
         usage.prompt_tokens,
-        read,
+        InputDetails(*counts),
         usage.completion_tokens,
         CompletionDetails(0) if generated is UNSET else generated,
         usage.total_tokens,
