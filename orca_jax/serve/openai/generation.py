@@ -384,7 +384,7 @@ class Generation:
             if isinstance(message, Rejected) or message.finish_reason in ("abort", "error"):
                 return [joined(found) for found in pieces.values()], message
             if self.job.seen is not None:
-                self.job.seen.take(message)
+                self.job.seen.take_update(message)
             if message.num_cached and choice.index % self.job.candidates == 0:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
             choice.record.take_update(message)
