@@ -467,7 +467,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
         "otlp_traces_endpoint",
         "calibration",
     }
-    others |= {"enable_force_include_usage"}
+    others |= {"enable_force_include_usage", "explain_cache"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others
     assert {field.name for field in dataclasses.fields(ServerConfig)} == always | set(
         SERVER_REFUSED

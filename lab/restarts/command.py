@@ -166,13 +166,9 @@ def _kill_under_load(
             if not is_again:
                 served.wait_ready(http)
                 time.sleep(draw.uniform(_FIRST_KILL, args.longest))
-            parent = draw.choice([None, *workers])
-            victim = served.engine() if parent is None else child_of(parent)
-            if is_again:
-                time.sleep(draw.uniform(0.0, _LOADING))
             interrupted += http.get("/load").json()["server_load"]
-            victim.kill()
-            victim.wait()
+            while not _kill_one(served, workers, draw, is_again):
+                pass
             is_again = draw.random() < _TWICE
         served.wait_ready(http)
     finally:
@@ -180,3 +176,19 @@ def _kill_under_load(
         for thread in threads:
             thread.join()
     return interrupted
+
+
+def _kill_one(
+    served: Served, workers: list[psutil.Process], draw: random.Random, is_loading: bool
+) -> bool:
+    """Kill the engine or a worker; False if it has just ended with its cluster."""
+    parent = draw.choice([None, *workers])
+    victim = served.engine() if parent is None else child_of(parent)
+    if is_loading:
+        time.sleep(draw.uniform(0.0, _LOADING))
+    try:
+        victim.kill()
+        victim.wait()
+    except psutil.NoSuchProcess:
+        return False
+    return True

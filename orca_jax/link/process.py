@@ -31,7 +31,6 @@ from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
 from orca_jax.link.wire import Failed, Leave, Start, received, sender
 from orca_jax.policy.errors import PolicyError
-from orca_jax.sched.prefixes.lost import LostPages
 from orca_jax.values.errors import ClusterLostError, ConfigError
 from orca_jax.values.startup import RARE_COLLECTIONS, ClusterConfig, StartTimes, limit_arenas
 
@@ -135,7 +134,7 @@ def _run(
         if publisher is not None:
             built.engine.pool.kv.prefixes.watcher = publisher
         if start.explains:
-            built.engine.pool.kv.prefixes.lost = LostPages()
+            built.engine.pool.kv.prefixes.keep_lost()
         _serve(built, start, inbox, send, status)
 
 

@@ -25,7 +25,7 @@ def seen(name: str, ids: list[int], parts: Any = (("messages[0]", b"a"),)) -> Se
 
 
 def added(prompts: SeenPrompts, group: Any, one: Seen) -> Seen:
-    prompts.add(group, one)
+    prompts.add_prompt(group, one)
     return one
 
 
@@ -48,7 +48,7 @@ def test_the_most_similar_prompt_is_found() -> None:
 def test_shared_tokens_are_counted(length: int) -> None:
     for shared in range(length + 1):
         prompts = SeenPrompts()
-        prompts.add(GROUP, seen("a", [7] * length))
+        prompts.add_prompt(GROUP, seen("a", [7] * length))
         found = added(prompts, GROUP, seen("b", [7] * shared + [8] * 3))
         assert found.shared == shared and (found.earlier is None) == (shared == 0)
 
@@ -59,7 +59,7 @@ def test_groups_know_nothing_of_one_another() -> None:
     for index, group in enumerate(groups):
         found = added(prompts, group, seen(str(index), [1, 2, 3]))
         assert found.earlier is None
-        found.take(RequestUpdate("r", (1,), num_cached=0))
+        found.take_update(RequestUpdate("r", (1,), num_cached=0))
     assert [each.id for each in prompts.of_key("key")] == ["3", "2", "0"]
     assert prompts.of_key(None) == []
 
@@ -67,22 +67,22 @@ def test_groups_know_nothing_of_one_another() -> None:
 def test_memory_is_bounded() -> None:
     prompts = SeenPrompts()
     for index in range(MOST_PROMPTS + 5):
-        prompts.add(GROUP, seen(str(index), [index + 1]))
+        prompts.add_prompt(GROUP, seen(str(index), [index + 1]))
     assert len(prompts._groups[GROUP]) == MOST_PROMPTS
     long = [5] * (MOST_TOKENS // 4)
     for index in range(6):
-        prompts.add((f"key {index}", "", None), seen(f"long {index}", long))
+        prompts.add_prompt((f"key {index}", "", None), seen(f"long {index}", long))
     assert prompts._num_tokens <= MOST_TOKENS and GROUP not in prompts._groups
 
 
 def test_a_page_that_was_given_up_names_the_call_only_within_its_group() -> None:
     prompts = SeenPrompts()
-    prompts.add(GROUP, seen("a", [1] * 40))
-    prompts.add(GROUP, seen("big", [2] * 40))
+    prompts.add_prompt(GROUP, seen("a", [1] * 40))
+    prompts.add_prompt(GROUP, seen("big", [2] * 40))
     for cause, expected in (("r-big", "for big"), ("r-of another key", "for another call")):
         found = added(prompts, GROUP, seen("b", [1] * 40))
-        found.take(RequestUpdate("r", (1,), num_cached=16, lost=(3.0, cause)))
-        found.take(RequestUpdate("r", (1,)))
+        found.take_update(RequestUpdate("r", (1,), num_cached=16, lost=(3.0, cause)))
+        found.take_update(RequestUpdate("r", (1,)))
         explained = found.explanation()
         assert (explained.cached_tokens, explained.lost_tokens) == (16, 23)
         assert f"the cache gave them up 3 s before, {expected}" in explained.reason
@@ -92,7 +92,7 @@ def test_lost_pages_are_few_and_dated() -> None:
     now = [0.0]
     lost = LostPages(clock=lambda: now[0])
     lost.cause = "r1"
-    lost.add(b"a")
+    lost.add_page(b"a")
     now[0] = 4.0
     assert lost.first([b"x", b"a"]) == (4.0, "r1") and lost.first([b"x"]) is None
 
@@ -127,6 +127,7 @@ def test_usage_names_the_field_that_differs(path: str, explaining: Server) -> No
     assert (found["field"], found["token"], found["earlier_token"]) == ("system", "m", "k")
 
 
+@pytest.mark.conforms("GET /v1/cache_explanations")
 def test_what_was_given_up_is_named(explaining: Server, capsys: pytest.CaptureFixture[str]) -> None:
     chat(explaining, "Given up. " * 10, "Hello")
     others = [explaining.complete(str(index) * 300, max_tokens=2).json() for index in range(6)]

@@ -140,6 +140,10 @@ class PrefixCache:
         # beginning is that with a neighbour.
         self._following: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
 
+    def keep_lost(self) -> None:
+        """Keep in mind which pages are given up from now on."""
+        self.lost = LostPages()
+
     def remember(self, blocks: Sequence[int], page: Page) -> Sequence[int]:
         """Name the blocks of a page, one for each group; the first block with a content counts.
 
@@ -308,7 +312,7 @@ class PrefixCache:
         if not any([digest in named for named in self._blocks]):
             del self._pages[digest]
         if page.is_full and self.lost is not None:
-            self.lost.add(digest)
+            self.lost.add_page(digest)
         if page.is_full and self.watcher is not None:
             self.watcher.removed(digest, group)
 

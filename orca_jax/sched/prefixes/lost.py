@@ -22,7 +22,7 @@ class LostPages:
         self._clock = clock
         self._lost: OrderedDict[bytes, tuple[float, str | None]] = OrderedDict()
 
-    def add(self, digest: bytes) -> None:
+    def add_page(self, digest: bytes) -> None:
         """Note that a page is given up."""
         self._lost[digest] = self._clock(), self.cause
         self._lost.move_to_end(digest)

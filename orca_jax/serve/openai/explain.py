@@ -21,9 +21,9 @@ MOST_PROMPTS = 32  # of one group: a new one is compared with them
 MOST_TOKENS = 4_000_000  # of all groups, of 4 bytes each
 MOST_SHOWN = 32  # explanations for one key
 
-type Group = tuple[str | None, str, str | None]
+type PromptGroup = tuple[str | None, str, str | None]
 """API key, salt and adapter of a prompt."""
-type Part = tuple[str, bytes]
+type PartDigest = tuple[str, bytes]
 """The name of a part of a call, and a digest of its content."""
 
 
@@ -50,7 +50,7 @@ class Seen:
 
     id: str
     ids: "array[int]"
-    parts: Sequence[Part]
+    parts: Sequence[PartDigest]
     requests: frozenset[str]
     name: Callable[[int], str]
     at: float = 0.0
@@ -67,7 +67,7 @@ class Seen:
         """The reason why tokens of the prompt were computed."""
         return _explained(self, tuple(self.known))
 
-    def take(self, update: RequestUpdate) -> None:
+    def take_update(self, update: RequestUpdate) -> None:
         """Note what the engine has found in the cache; the first update counts."""
         if self.cached is None:
             self.cached = update.num_cached
@@ -97,11 +97,11 @@ class SeenPrompts:
     """
 
     clock: Callable[[], float] = time.monotonic
-    _groups: OrderedDict[Group, deque[Seen]] = field(default_factory=OrderedDict)
+    _groups: OrderedDict[PromptGroup, deque[Seen]] = field(default_factory=OrderedDict)
     _num_tokens: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, group: Group, seen: Seen) -> None:
+    def add_prompt(self, group: PromptGroup, seen: Seen) -> None:
         """Compare a prompt with the earlier ones of its group, and keep it for later ones."""
         with self._lock:
             seen.at = self.clock()
@@ -124,14 +124,14 @@ class SeenPrompts:
         found.sort(key=lambda seen: -seen.at)
         return [seen.explanation() for seen in found[:MOST_SHOWN]]
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: PromptGroup) -> None:
         known = self._groups[group]
         self._num_tokens -= len(known.popleft().ids)
         if not known:
             del self._groups[group]
 
 
-def parts_of(asked: Asked, tools: Sequence[TemplateTool]) -> Iterator[Part]:
+def parts_of(asked: Asked, tools: Sequence[TemplateTool]) -> Iterator[PartDigest]:
     """The parts of a call: its system message, its tools, and the other messages, or its prompt."""
     if not isinstance(asked.prompt, TemplatePrompt):
         yield "prompt", b""
@@ -149,7 +149,7 @@ def _digest(part: object) -> bytes:
     return blake2b(repr(part).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def _first_difference(ours: Sequence[Part], theirs: Sequence[Part]) -> str | None:
+def _first_difference(ours: Sequence[PartDigest], theirs: Sequence[PartDigest]) -> str | None:
     """The name of the first part that differs, or that only one of both has. APIs have names of their own."""
     for one, other in zip_longest(ours, theirs):
         if one is None or other is None or one[1] != other[1]:

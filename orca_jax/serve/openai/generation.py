@@ -403,7 +403,7 @@ class Generation:
     def _count(self, choice: OpenChoice, message: RequestUpdate) -> None:
         """Take the use of the cache from an update."""
         if self.job.seen is not None:
-            self.job.seen.take(message)
+            self.job.seen.take_update(message)
         number = choice.index // self.job.candidates
         if message.num_cached and choice.index % self.job.candidates == 0:
             self._cached[number] = message.num_cached

@@ -136,7 +136,7 @@ async def _seen(
             frozenset(request.request_id for request in requests),
             partial(token_name, service.model.tokenizer),
         )
-        prompts.add((caller, first.params.cache_salt, first.adapter), seen)
+        prompts.add_prompt((caller, first.params.cache_salt, first.adapter), seen)
         return seen
 
     return await asyncio.to_thread(compare, service.seen)
