@@ -293,8 +293,9 @@ class SamplingParams(NamesChecked):
             if type(value := getattr(self, name)) is not bool:
                 require(False, name, "true or false", value)
         require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
-        are_hints = self.cache_hints is None or isinstance(self.cache_hints, CacheHints)
-        require(are_hints, "cache_hints", "CacheHints or None", self.cache_hints)
+        if self.cache_hints is not None:
+            are_hints = isinstance(self.cache_hints, CacheHints)
+            require(are_hints, "cache_hints", "CacheHints or None", self.cache_hints)
         require(
             isinstance(self.logit_bias, Mapping),
             "logit_bias",

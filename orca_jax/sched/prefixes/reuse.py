@@ -157,6 +157,7 @@ class PrefixReuse:
         watcher = self._kv.prefixes.watcher
         num_full = min(request.num_computed, request.num_tokens) // size
         digests = request.digests(size, num_full)
+        num_new = 0
         for index in range(request.num_remembered, num_full):
             parent = digests[index - 1] if index else request.first_digest
             ids = request.ids_from(index * size, size)
@@ -164,15 +165,17 @@ class PrefixReuse:
             new = self._kv.remember(
                 row, index, Page(digests[index], parent, id_bytes(ids), request.roots)
             )
-            if new:
-                request.count_written(index * size, size)
-                if self.outer is not None:
-                    self.outer.remembered(digests[index], index, new, row)
+            num_new += bool(new)
+            if self.outer is not None and new:
+                self.outer.remembered(digests[index], index, new, row)
             if watcher is not None:
                 before = parent if index else None
                 salt = request.params.cache_salt
                 for group in new:
                     watcher.stored(digests[index], before, ids, salt, request.adapter, group)
+        if num_new:
+            # the pages that were there before are the first ones
+            request.count_written((num_full - num_new) * size, num_new * size)
         request.num_remembered = max(request.num_remembered, num_full)
         request.remembers_at = (request.num_remembered + 1) * size
         if request.num_computed < num_prompt:

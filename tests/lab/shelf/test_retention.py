@@ -18,6 +18,7 @@ from lab.retention.saga import Saga
 from lab.shelf.virtual import Call
 from orca_jax.policy import KeptSpan
 from orca_jax.tools.simulate.check import find_fault
+from tests.project.source import ROOT
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -157,7 +158,8 @@ def test_the_command_and_its_page(
     assert max(each["hit_rate"][0] for each in case.values()) == case[BOUND]["hit_rate"][0]
     written = page.block()
     assert "| **FAIL** |" in written and "### Agents with tools, 200 pages" in written
-    assert main(["retention", *flags, "--policy", "tests/retention/stranger.py:Frequent"]) == 0
+    mine = f"{ROOT}/tests/retention/stranger.py:Frequent"
+    assert main(["retention", *flags, "--policy", mine]) == 0
     assert "stranger" in capsys.readouterr().out
     assert main(["retention", *flags, "--policy", "nobody"]) == 2
     assert "policy must be FILE.py:CLASS or one of lru" in capsys.readouterr().err
