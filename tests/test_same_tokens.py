@@ -180,7 +180,7 @@ def of_eight_heads(
 @quick
 @pytest.mark.parametrize(
     ("devices", "scheduler"),
-    [(8, "chunked"), slow(1, "orca"), slow(2, "request_level"), slow(4, "chunked")],
+    [(8, "chunked"), slow(2, "orca"), slow(4, "request_level")],
 )
 def test_eight_devices_and_copies_of_heads(
     of_eight_heads: tuple[Path, list[Job], list[list[int]]],
@@ -392,8 +392,8 @@ EXTRAS = (
 @quick
 @pytest.mark.parametrize(
     "engines",
-    [list(product((1,), SCHEDULERS)), slow(list(product((1, 2, 4), SCHEDULERS)))],
-    ids=len,
+    [list(product((1,), SCHEDULERS)), slow([(1, "orca"), (2, "request_level"), (4, "chunked")])],
+    ids=["one device", "meshes"],
 )
 def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(
     engines: list[tuple[int, str]], program_cache: str

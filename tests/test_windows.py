@@ -52,8 +52,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         ("gemma2", 8, 4, {**CHUNKED, "num_pages": 75}),
         slow("gemma2", 24, 16, {"scheduler": "orca", "max_num_batched_tokens": 64}),
         slow("mistral-window", 16, 8, {**CHUNKED, "speculative_config": NGRAM}),
-        slow("gemma3", 8, 4, {**CHUNKED, "overlap": False}),
-        slow("gemma3", 64, 16, CHUNKED),
         # a long chunk holds so many pages of seven windows that no later token lacks one
         slow("gemma3", 16, 8, {**CHUNKED, "num_pages": 75, "max_num_batched_tokens": 4}),
         slow("gemma3", 16, 8, {"scheduler": "request_level", "max_num_batched_tokens": 64}),

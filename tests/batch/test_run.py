@@ -41,9 +41,10 @@ from tests.text.hostile import PANICS, write_hostile_tokenizer
     ("num_rows", "every", "num_kills"),
     [
         (400, 20, 2),
-        pytest.param(10_000, 100, 20, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(10_000, 100, 20, marks=[pytest.mark.slow, pytest.mark.record]),
     ],
 )
+@pytest.mark.timeout(300)
 def test_killed_and_resumed(tmp_path: Path, num_rows: int, every: int, num_kills: int) -> None:
     lines = mixed_lines(num_rows, every)
     source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"

@@ -83,6 +83,7 @@ def test_two_processes(
 
 
 @pytest.mark.slow
+@pytest.mark.record
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
 def test_four_processes_after_a_minute_of_rest(cache: str) -> None:

@@ -44,6 +44,7 @@ def answer(port: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.record
 @needs_namespaces
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_server_on_a_read_only_root(tmp_path: Path) -> None:

@@ -21,15 +21,11 @@ pytestmark = [
 OF_PARTS = (
     "granite",
     "smollm3",
-    "ernie4_5",
     "cohere2",
-    "ministral3",
     "nemotron",
-    "olmo3",
     "qwen3_vl",
     "ernie4_5_moe",
     "gpt_oss",
-    "hunyuan_v1_dense",
     "phi",
     "phimoe",
 )
