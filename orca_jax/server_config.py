@@ -137,7 +137,7 @@ class ServerConfig:
 
     @property
     def restarts(self) -> bool:
-        """True if another engine follows one that ends."""
+        """True if another engine follows a lost one."""
         return self.restart_engine or self.restart_workers
 
     @property

@@ -111,7 +111,7 @@ def own_config(
 ) -> ModelConfig:
     """A configuration of the sizes that the engine needs; `others` are further fields of `ModelConfig`.
 
-    `sliding_window` is the tokens that each token sees in all layers, itself included; None: all before it.
+    `sliding_window` is the number of tokens in sight of each token in all layers, itself included; None: all before it.
 
     Raises:
         ConfigError: a size is not a positive integer, or the heads do not fit.

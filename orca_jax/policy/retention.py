@@ -10,7 +10,7 @@ from orca_jax.policy.errors import PolicyError, calling, number_of
 from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 
 SLOW_SECONDS = 0.01
-"""A call that takes longer is slow."""
+"""A longer call is slow."""
 MOST_SLOW = 16
 """Slow calls after which the class is not asked any more: requests wait for each."""
 FORGOTTEN = 0.01

@@ -1,4 +1,4 @@
-"""Wishes of a caller about the pages that its request leaves in the prefix cache; they are never commands."""
+"""Wishes of a caller about the pages of its request in the prefix cache; they are never commands."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -35,7 +35,7 @@ class CacheWish:
 
 @dataclass(frozen=True, slots=True)
 class CacheHints:
-    """The wishes of a request, and the session that it is part of.
+    """The wishes of a request, and its session.
 
     Raises:
         RequestError: there are more than `MOST_WISHES` wishes; `param` is "cache_hints".

@@ -93,10 +93,10 @@ class LayerKind(NamedTuple):
     """The differences between the layers of a model.
 
     Attributes:
-        window: tokens that each token sees, itself included; None: all before it.
+        window: the number of tokens in sight of each token, itself included; None: all before it.
         rope: None: there are learned positions, or none.
-        mixer: the part that mixes tokens.
-        mlp: the part that follows it.
+        mixer: the part for the mixing of tokens.
+        mlp: the part behind it.
     """
 
     window: int | None = None

@@ -1,4 +1,4 @@
-"""Classes that settings name, and the table of retentions."""
+"""Classes in settings, and the table of retentions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

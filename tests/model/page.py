@@ -51,8 +51,7 @@ Chunks, preemption, tensor parallelism and stages work with experts as with othe
 width of every expert (`moe_intermediate_size`, or `intermediate_size` of Mixtral and OLMoE): `--tensor-parallel-size`
 must divide it. There is no expert parallelism. Layers without experts, such as the first ones of GLM-4.5, make a
 pattern that does not repeat, so that each layer is compiled. Files must have a tensor for each expert, or in some
-families one for all experts of a layer, as published. On a GPU all experts are computed for each token, elsewhere only
-the chosen ones; see [benchmarks.md](benchmarks.md). Keys of training, such as `router_aux_loss_coef` and
+families one for all experts of a layer, as published. Keys of training, such as `router_aux_loss_coef` and
 `router_jitter_noise`, have no effect; but in Phi-MoE the noise sets which experts count.
 
 ## Tested shapes

@@ -163,6 +163,7 @@ def check(
             "seconds": seconds,
             "json": False,
             "dry_run": True,
+            "limits": {},
         }
         args = argparse.Namespace(
             out=tmp_path / "out", work=tmp_path / "work", attention=None, model=None, **settings

@@ -6,7 +6,7 @@ A tile is up to M rows of one expert, and each expert in use has as few tiles as
     rows       0 .. 4           5 .. 20    21 .. 23
     tiles      (0, 0, 5)        (2, 5, 16) (2, 21, 3)     expert, first row, number
 
-A program computes one tile by N columns. Stored matrices are converted in registers, so that no copy of them exists.
+A program computes one tile by N columns. Stored matrices are converted in registers, without a copy in memory.
 Programs of the same columns are neighbours: those of one expert find its matrix in the cache. Rows past the tile are
 copies of its last row, and are not stored. Tiles without rows end at once.
 """
@@ -36,7 +36,7 @@ _STAGES = 3  # blocks of inputs that the compiler prefetches
 Ref = Any  # Pallas has no public type for references
 
 
-class Tiles(NamedTuple):
+class ExpertTiles(NamedTuple):
     """Rows of one expert each, N tiles of them."""
 
     expert: Int[Array, "N"]
@@ -51,7 +51,7 @@ class _ProductShape:
     Attributes:
         rows: M.
         columns: N.
-        step: rows of stored values that are multiplied at once.
+        step: rows of stored values in one product.
         kind: the kind of the stored values; None for plain matrices.
         outputs: the columns of a matrix.
         stored: the rows of stored values, each with one input or two.
@@ -99,11 +99,11 @@ def tile_rows(num_rows: int, num_experts: int) -> int:
     return rows
 
 
-def lay_out(sizes: Int[Array, "X"], num_rows: int, rows: int) -> Tiles:
+def lay_out(sizes: Int[Array, "X"], num_rows: int, rows: int) -> ExpertTiles:
     """The tiles of all experts.
 
     Args:
-        sizes: rows of each expert, which follow each other.
+        sizes: rows of each expert, one expert after the other.
         num_rows: their sum, or more.
         rows: M.
     """
@@ -116,7 +116,7 @@ def lay_out(sizes: Int[Array, "X"], num_rows: int, rows: int) -> Tiles:
     place = (index - (ends - tiles)[expert]) * rows
     first = (jnp.cumsum(sizes) - sizes)[expert] + place
     length = jnp.clip(sizes[expert] - place, 0, rows)
-    return Tiles(expert, first, jnp.where(index < ends[-1], length, 0))
+    return ExpertTiles(expert, first, jnp.where(index < ends[-1], length, 0))
 
 
 def _products(
@@ -129,7 +129,7 @@ def _products(
 
 
 def _product(
-    form: KernelForm, x: Float[Array, "A I"], stack: Any, tiles: Tiles, rows: int
+    form: KernelForm, x: Float[Array, "A I"], stack: Any, tiles: ExpertTiles, rows: int
 ) -> Float[Array, "A O"]:
     arrays = [stack]
     group = None
@@ -170,7 +170,7 @@ def _whole(sizes: Sequence[int], whole: int) -> int:
 def _launch(
     shape: _ProductShape,
     x: Num[Array, "lanes A J"],
-    tiles: Tiles,
+    tiles: ExpertTiles,
     arrays: list[Array],
     *,
     interpret: bool,
@@ -179,7 +179,7 @@ def _launch(
 
     Args:
         shape: static parameters.
-        x: the rows, apart by the lane of a byte whose input they multiply.
+        x: the rows, in a part for each lane of a byte.
         tiles: the tiles.
         arrays: the matrices of all experts, or their values, scales and zero points.
         interpret: true to interpret the kernel instead of compiling it.
@@ -197,7 +197,7 @@ def _launch(
             row = jnp.arange(shape.rows, dtype=jnp.int32)
             column = begin + jnp.arange(shape.columns, dtype=jnp.int32)
             columns = _places(shape, begin, shape.columns, shape.outputs)
-            matrix = _Matrix(shape, stored, expert_ref[tile], columns)
+            matrix = _Columns(shape, stored, expert_ref[tile], columns)
             rows = first + jnp.minimum(row, length - 1)
 
             def step(index: Array, total: Array) -> Array:
@@ -240,7 +240,7 @@ def _places(shape: _ProductShape, begin: Array, size: int, most: int) -> Any:
     return jnp.minimum(begin + jnp.arange(size, dtype=jnp.int32), most - 1)
 
 
-class _Matrix(NamedTuple):
+class _Columns(NamedTuple):
     """Some columns of the matrix of one expert."""
 
     shape: _ProductShape

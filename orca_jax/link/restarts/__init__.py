@@ -1,1 +1,1 @@
-"""Engines and workers that are started again: the bound on failures, and the requests that outlive them."""
+"""Restarts of engines and workers: the bound on failures, and the requests of lost engines."""

@@ -1,4 +1,4 @@
-"""The bound on failures: the pause before the next start, and the number of ends that are too many."""
+"""The bound on failures: the pause before the next start, and the most ends."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
 class FailureCount:
-    """Counts the ends of processes that follow one another."""
+    """A counter of successive ends of processes."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque()  # times

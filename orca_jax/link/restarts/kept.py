@@ -1,4 +1,4 @@
-"""The open requests of a front end whose engine is started again: what the next engine needs to go on with them."""
+"""The open requests of a front end during a restart of its engine: what the next engine needs to go on with them."""
 
 import dataclasses
 import random
@@ -16,7 +16,7 @@ MOST_LOSSES = 2  # of engines in a row, without an id of the request in between
 
 @dataclass(eq=False, slots=True)
 class KeptRequest:
-    """One request, and what was delivered of it."""
+    """One request, and its delivered ids."""
 
     submit: Submit
     path: str | None  # of its adapter
@@ -32,11 +32,11 @@ class KeptRequest:
 
 
 class KeptRequests:
-    """Requests that outlive their engine. All methods belong to the client's event loop.
+    """The open requests of an engine. All methods belong to the client's event loop.
 
     Args:
         seed: seeds the seeds of requests without one. An engine with this seed draws the same ones.
-        adapters: the paths of the adapters that are loaded, by name.
+        adapters: the paths of the loaded adapters, by name.
     """
 
     def __init__(self, seed: int, adapters: Mapping[str, str]) -> None:

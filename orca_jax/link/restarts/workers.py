@@ -1,4 +1,4 @@
-"""A worker of a cluster that is started again: a parent process without devices, and one child after another."""
+"""Restarts of a worker of a cluster: a parent process without devices, and one child after another."""
 
 import logging
 import os

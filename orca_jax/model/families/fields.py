@@ -13,7 +13,7 @@ from orca_jax.values.layer_config import LayerKind
 Fields = Mapping[str, Any]
 """Values of fields of `ModelConfig`, or the keys that have them.
 
-A field of `LayerKind` has one value for all layers, or a tuple of values that is repeated over them.
+A field of `LayerKind` has one value for all layers, or a tuple of values, repeated over the layers.
 """
 
 Reader = Callable[[HfConfig, ModelConfig], Fields]

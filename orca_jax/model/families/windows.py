@@ -31,7 +31,7 @@ def read_window(hf: HfConfig, default: int | None) -> int | None:
 
 
 def without_idle_windows(config: ModelConfig) -> ModelConfig:
-    """The configuration without windows that have no effect, since they are as long as a text."""
+    """The configuration without windows as long as a text: they have no effect."""
     layers = [
         kind._replace(window=None) if kind.window and kind.window >= config.max_positions else kind
         for kind in config.layers
@@ -105,7 +105,7 @@ def all_but_each(period: int, key: str | None = None) -> WindowPattern:
 
 
 def windowed_rope(rules: RopeRules) -> Reader:
-    """A reader of the rotary positions of layers with a window, which are read before."""
+    """A reader of the rotary positions of layers with a window. Windows are read before."""
 
     def read(hf: HfConfig, config: ModelConfig) -> Fields:
         """Read the fields; raises `ConfigError`, which names the key."""

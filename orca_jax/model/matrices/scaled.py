@@ -61,7 +61,7 @@ class QuantisedMatrix(_StoredParts):
         dtype: type of the operands of products.
         splits: devices over which the inputs are split.
         is_stacked: true if there is a leading axis for layers.
-        order: the input that each row of the matrix multiplies, int32 [I]; None if they are in order.
+        order: the input of each row of the matrix, int32 [I]; None if they are in order.
     """
 
     products_of = "scaled"

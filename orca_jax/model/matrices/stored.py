@@ -148,7 +148,7 @@ def keep_bits(
         stored: the matrices of the files.
         decoder: the decoder, whose parameters are sharded shapes. A stack is replaced only if all of its layers
             have a form.
-        library: the library of the products; None for those of XLA, which read no tables.
+        library: the library of the products; None for those of XLA. XLA reads no tables.
         num_devices: the devices that share the processors of this machine.
     """
 
@@ -180,7 +180,7 @@ def keep_bits(
 
 
 def matrix_names(module: nnx.Module, *, has_library: bool) -> Sequence[str]:
-    """The matrices of a module that keep their bits, all or none.
+    """The matrices of a module with kept bits, all or none.
 
     The library reads those of experts on one device, and XLA no tables.
     """

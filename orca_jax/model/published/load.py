@@ -70,7 +70,7 @@ def keep_published(
 
 
 def keep_planned(decoder: Decoder, form: StoredForm) -> None:
-    """Give the matrices of a decoder the form that XLA would keep, without files: the upper bound of a plan."""
+    """Give the matrices of a decoder XLA's form, without files: the upper bound of a plan."""
     for _, module in list(nnx.iter_modules(decoder)):
         is_meant = isinstance(module, Experts) or form.layout != "mxfp4"
         for name in matrix_names(module, has_library=False):
@@ -80,7 +80,7 @@ def keep_planned(decoder: Decoder, form: StoredForm) -> None:
 
 
 def _planned(plain: nnx.Param[Any], form: StoredForm) -> Any:
-    """The shapes of a matrix in the form that XLA would keep; None if there is none."""
+    """The shapes of a matrix in XLA's form; None if there is none."""
     inputs = plain.get_value().shape[-2]
     if form.layout == "mxfp4":
         return grouped_shapes(plain, GroupedForm("fp4", MXFP4_GROUP, scale="bfloat16"))

@@ -16,7 +16,7 @@ from orca_jax.model.published.numbers import doubled
 
 @dataclass(frozen=True, eq=False)
 class Mxfp4Bits(OfMatrix):
-    """A matrix of an expert. Twice its numbers are integers from -12 to 12, which 5 bits hold for the library.
+    """A matrix of an expert. Twice its numbers are integers from -12 to 12: 5 bits hold them for the library.
 
     Attributes:
         matrix: the matrix in an open file; its rows are outputs.
@@ -49,7 +49,7 @@ class Mxfp4Bits(OfMatrix):
 
     @property
     def grouped(self) -> GroupedForm:
-        """The bytes of the file, and half of the scales, which are powers of two."""
+        """The bytes of the file, and half of the scales. Scales are powers of two."""
         return GroupedForm("fp4", MXFP4_GROUP, scale="bfloat16")
 
     def grouped_numbers(self) -> GroupedNumbers:

@@ -141,7 +141,7 @@ class PrefixCache:
         self._following: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
 
     def keep_lost(self) -> None:
-        """Keep in mind which pages are given up from now on."""
+        """Keep in mind the pages evicted from now on."""
         self.lost = LostPages()
 
     def remember(self, blocks: Sequence[int], page: Page) -> Sequence[int]:

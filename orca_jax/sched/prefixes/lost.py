@@ -1,4 +1,4 @@
-"""Pages that the prefix cache has given up: when, and for which request. Kept only if calls ask for the reason."""
+"""Evicted pages of the prefix cache: when, and for which request. Kept only if calls ask for the reason."""
 
 import time
 from collections import OrderedDict
@@ -8,13 +8,13 @@ MOST_PAGES = 65_536  # some 10 MB
 
 
 class LostPages:
-    """The last pages that made room for others.
+    """The last evicted pages.
 
     Args:
         clock: seconds, monotonic.
 
     Attributes:
-        cause: id of the request that needs room now.
+        cause: id of the request in need of room.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class LostPages:
         self._lost: OrderedDict[bytes, tuple[float, str | None]] = OrderedDict()
 
     def add_page(self, digest: bytes) -> None:
-        """Note that a page is given up."""
+        """Take note of an evicted page."""
         self._lost[digest] = self._clock(), self.cause
         self._lost.move_to_end(digest)
         if len(self._lost) > MOST_PAGES:

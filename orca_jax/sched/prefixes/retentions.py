@@ -1,4 +1,4 @@
-"""The retentions that settings name, beside the least recently used pages first, which the pools have of themselves."""
+"""The retentions of settings, beside the least recently used pages first, which the pools have of themselves."""
 
 from orca_jax.sched.prefixes.spans import Keeping, KeptSpan
 from orca_jax.values.cache_hints import HIGHEST_PRIORITY

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class KeptSpan(NamedTuple):
-    """Pages in a row of one prompt, that no request holds. Times are seconds of the engine's clock.
+    """Neighbouring pages of one prompt without a request. Times are seconds of the engine's clock.
 
     Attributes:
         start: tokens before it in its prompt; 0 if it is not known.
         num_tokens: tokens of its pages.
         group: the group of layers, see `values/cache_spec.py`.
-        kept_at: the time at which a request left it.
+        kept_at: the time of its last use.
         hits: requests that began with these pages since they were computed.
         is_shared: requests of several sessions began with them.
         tenant: the tenant of the latest request; "" without one.
@@ -76,11 +76,11 @@ class EngineRetention(Protocol):
         ...
 
     def used(self, span: KeptSpan, now: float) -> None:
-        """Take note that a request begins with pages of a kept span, as it was before."""
+        """Take note of a request with pages of a kept span at its begin. The span is as before."""
         ...
 
     def lost(self, span: KeptSpan, now: float) -> None:
-        """Take note that the first page of a span is given up."""
+        """Take note of the eviction of a span's first page."""
         ...
 
 
@@ -361,7 +361,7 @@ class SpanOrder:
             heapify(self._by_time)
 
     def _renew(self) -> None:
-        """Rank spans again whose worth has run out."""
+        """Rank spans with outdated worths again."""
         now = self._retainer.clock()
         for _ in range(MOST_ASKED):
             if not self._by_time or self._by_time[0][0] > now:

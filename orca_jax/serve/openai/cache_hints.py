@@ -64,8 +64,8 @@ class AskedHints:
         ends: True if the session ends with the call.
         wishes: wishes for tokens.
         marks: marks in the order of the conversation.
-        names: the fields that the call gave.
-        unheard: parts of these that have no effect.
+        names: the given fields of the call.
+        unheard: parts of these without effect.
     """
 
     session: str

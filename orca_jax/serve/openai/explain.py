@@ -29,7 +29,7 @@ type PartDigest = tuple[str, bytes]
 
 @dataclass(eq=False, slots=True)
 class Seen:
-    """A prompt, and what it shares with the most similar earlier one.
+    """A prompt beside the most similar earlier one.
 
     Attributes:
         id: of the answer.
@@ -41,9 +41,9 @@ class Seen:
         earlier: id of the answer to the other prompt; None if no prompt begins with the same token.
         ago: seconds between the two.
         shared: tokens at the begin of both.
-        part: the first part of the call that differs.
+        part: the first different part of the call.
         tokens: the first one that differs, and that of the other prompt in its place.
-        cached: tokens that the cache had; None until the engine has begun.
+        cached: tokens in the cache; None until the engine has begun.
         lost: the first page that the cache lacked: the seconds since it was given up, and the request that needed room.
         known: the prompts of its group.
     """
@@ -159,7 +159,7 @@ def _first_difference(ours: Sequence[PartDigest], theirs: Sequence[PartDigest]) 
 
 
 def _num_shared(ours: "array[int]", theirs: "array[int]", low: int) -> int:
-    """The number of tokens at the begin of both, at least `low`. Each step compares half of what is left."""
+    """The number of tokens at the begin of both, at least `low`. Each step compares half of the rest."""
     high = min(len(ours), len(theirs))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,6 +1,6 @@
 """Fields of calls about the cache of their prompts: those of Anthropic, OpenAI, vLLM and SGLang.
 
-Each is a wish. Keys that a form does not have are left out without a word, except in `kv_hints`, which has an envelope.
+Each is a wish. Unknown keys are left out without a word, except in `kv_hints`, which has an envelope.
 """
 
 from typing import Annotated, Any, Literal
