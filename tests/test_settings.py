@@ -27,12 +27,13 @@ from orca_jax.values.cache_spec import one_group
 from orca_jax.values.config import (
     ORDERINGS,
     PREDICTORS,
+    RETENTIONS,
     SCHEDULERS,
     CacheConfig,
     EngineConfig,
+    Named,
 )
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.named import RETENTIONS, Named
 from orca_jax.values.platforms import PLATFORMS
 
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")

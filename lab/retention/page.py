@@ -10,7 +10,7 @@ from lab.pages.markdown import table, wide_table
 from lab.retention.runs import BASE, BOUND, PAPERS
 from lab.retention.table import RESULT, beats, claims, of_the_way, ratios
 from lab.shelf.table import shown
-from orca_jax.values.named import RETENTIONS
+from orca_jax.values.config import RETENTIONS
 
 TITLES: Mapping[str, str] = {
     "agents": "agents with tools",

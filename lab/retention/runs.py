@@ -22,8 +22,8 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefixes.spans import EngineRetention, Retainer
 from orca_jax.sched.request import id_bytes, page_digest
 from orca_jax.values.checks import is_class_name
+from orca_jax.values.config import RETENTIONS
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.named import RETENTIONS
 
 BASE, BOUND = "lru", "belady"
 PAPERS: Mapping[str, type] = {

@@ -16,6 +16,7 @@ from orca_jax.values.checks import is_class_name, load_class
 from orca_jax.values.config import (
     GPU_MEMORY_UTILIZATION,
     KV_DISK_GIB,
+    LRU,
     MAX_LORA_RANK,
     MAX_LORAS,
     ORDERINGS,
@@ -26,7 +27,6 @@ from orca_jax.values.config import (
     Traits,
 )
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.named import LRU
 from orca_jax.values.platforms import platform_named
 
 logger = logging.getLogger(__name__)

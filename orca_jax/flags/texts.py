@@ -7,8 +7,14 @@ from functools import cache
 from pathlib import Path
 from string import Template
 
-from orca_jax.values.config import ORDERINGS, PREDICTORS, SCHEDULERS, EngineConfig, Traits
-from orca_jax.values.named import RETENTIONS
+from orca_jax.values.config import (
+    ORDERINGS,
+    PREDICTORS,
+    RETENTIONS,
+    SCHEDULERS,
+    EngineConfig,
+    Traits,
+)
 from orca_jax.values.platforms import platform_named
 
 

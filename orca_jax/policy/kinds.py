@@ -16,9 +16,8 @@ from orca_jax.policy.scheduler import PolicyScheduler
 from orca_jax.sched.prefixes.spans import EngineRetention
 from orca_jax.sched.scheduler import SchedulerSettings
 from orca_jax.values.checks import first_line, is_class_name, json_value, load_class, short
-from orca_jax.values.config import Traits
+from orca_jax.values.config import LRU, RETENTIONS, Traits
 from orca_jax.values.errors import ConfigError
-from orca_jax.values.named import LRU, RETENTIONS
 from orca_jax.values.request import URGENCY_FIELDS
 
 OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor", "retention")

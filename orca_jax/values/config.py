@@ -40,7 +40,6 @@ from orca_jax.values.layer_config import (
     StoredForm,
     WideConfig,
 )
-from orca_jax.values.named import LRU, RETENTIONS, Named
 from orca_jax.values.speculation import SpeculativeConfig, speculative_config
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -75,6 +74,14 @@ class Traits(NamedTuple):
     has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
     # fields of callers and predictors that it may read, beside those of its ordering
     reads: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A class that a setting names, and its words in the help of the setting."""
+
+    place: str  # MODULE:CLASS; it is imported at its first use
+    words: str
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,21 @@ PREDICTORS: Mapping[str, Named] = {
     "quantiles": Named("orca_jax.sched.predict:RunningQuantiles", "quantiles (of past requests)"),
 }
 """The values of `EngineConfig.length_predictor`, beside a ranker and a class of a caller."""
+
+
+LRU = "lru"
+RETENTIONS: Mapping[str, Named] = {
+    LRU: Named("", "least recently used (lru)"),
+    "lru-ttl": Named(
+        "orca_jax.sched.prefixes.retentions:LruTtl",
+        "the same with wishes of calls (lru-ttl)",
+    ),
+    "cost": Named(
+        "orca_jax.sched.prefixes.retentions:Cost",
+        "by time and chance of use (cost)",
+    ),
+}
+"""The values of `EngineConfig.retention`, beside a class of a caller. The first one is that of the pools themselves."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cpu_products": ("auto", "xla", "native"),
     "compile_cache": ("auto", "programs"),
     "kv_disk": (None, "pages"),
+    "retention": ("lru", "cost"),
     "kv_disk_size": (None, 2**20),
     "kv_host_memory": (None, 2**20),
 }

@@ -1,5 +1,6 @@
 """The KV cache is one array. It fits between the holes that loading leaves in a GPU's memory, whatever the card."""
 
+import gc
 import math
 import weakref
 from collections.abc import Callable
@@ -68,6 +69,12 @@ def stacked_shapes(model: ModelConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State
 def shapes_of(model: ModelConfig) -> Decoder:
     decoder: Decoder = nnx.merge(*stacked_shapes(model))
     return decoder
+
+
+@pytest.fixture(autouse=True)
+def _collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collect garbage as users do: memory is what is tested."""
+    monkeypatch.setattr(transformer, "gc", gc)
 
 
 @pytest.fixture

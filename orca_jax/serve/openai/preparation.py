@@ -28,8 +28,8 @@ from orca_jax.text.bad_words import bad_word_ids
 from orca_jax.text.calls.dialects import HARMONY
 from orca_jax.text.calls.offered import Tools
 from orca_jax.text.work_threads import SCHEMAS
+from orca_jax.values.config import LRU
 from orca_jax.values.errors import RequestError
-from orca_jax.values.named import LRU
 from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency, candidate_seed
 
 # Fields of a call with the name of a field in `SamplingParams`, but another form or another way there.

@@ -25,7 +25,6 @@ from orca_jax.flags import (
     run_program,
 )
 from orca_jax.helpers.console import lasting_output
-from orca_jax.helpers.processor import multiplies_bfloat16
 from orca_jax.tools.plan.accelerators import (
     ACCELERATORS,
     Accelerator,
@@ -197,6 +196,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     from orca_jax.assembly.products import choose_products
     from orca_jax.assembly.resolve import cache_directory, page_type
     from orca_jax.assembly.support import Facts, quantised
+    from orca_jax.helpers.processor import multiplies_bfloat16
     from orca_jax.tools.plan.compiled import compiled_memory, topology_of
     from orca_jax.tools.plan.memory import Demand
     from orca_jax.tools.plan.options import choose, options

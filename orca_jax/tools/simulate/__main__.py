@@ -1,7 +1,6 @@
 """`orca-jax simulate POLICY ... --rate X ...`: serve requests under schedulers, or your own policies, in virtual time.
 
-Each policy serves each load, in several processes at once. A policy is the name of a scheduler, or FILE.py:CLASS with
-a class of `orca_jax.policy`: a scheduler, or an order for the scheduler `chunked`.
+Each policy serves each load: the name of a scheduler, or FILE.py:CLASS with a scheduler, or an order for `chunked`.
 """
 
 import os

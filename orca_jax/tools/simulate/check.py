@@ -23,9 +23,8 @@ from orca_jax.tools.simulate.guarded import WALL_SECONDS
 from orca_jax.tools.simulate.run import config_with
 from orca_jax.values.cache_hints import CacheHints, CacheWish
 from orca_jax.values.cache_spec import ONE_GROUP, ceil_div
-from orca_jax.values.config import CacheConfig, EngineConfig
+from orca_jax.values.config import LRU, CacheConfig, EngineConfig
 from orca_jax.values.errors import OrcaError
-from orca_jax.values.named import LRU
 from orca_jax.values.request import DEFAULT_URGENCY, SamplingParams, Urgency
 
 LONGEST_WAIT = 256

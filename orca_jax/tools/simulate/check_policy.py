@@ -21,7 +21,7 @@ from orca_jax.tools.bench.commands import run_command
 from orca_jax.tools.simulate import NUM_CASES
 from orca_jax.tools.simulate.guarded import MODEL_SECONDS, Begin, checked
 from orca_jax.values.checks import require
-from orca_jax.values.named import LRU
+from orca_jax.values.config import LRU
 from orca_jax.values.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ def add_urgency_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags, and a note about the columns of a file."""
     group = parser.add_argument_group(
         "for schedulers",
-        "Each request draws one of the values. A column or key of this name in --trace-data counts more for its "
-        "request; weight, ttft and tpot can be given there too.",
+        "Each request draws one of the values. A column or key of --trace-data, such as weight, counts more.",
     )
     for name, (kind, metavar, text) in _FLAGS.items():
         group.add_argument(
