@@ -64,6 +64,7 @@ COMMANDS = {
     "kv_restart": Command(
         "lab.kv_restart", "the first token of a known prompt after the process was killed"
     ),
+    "kv_tiers": Command("lab.kv_tiers", "bytes per second of pages in memory and in files"),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "lowered": Command(
         "lab.lowered", "the lowered text of all programs, to compare two versions of the code"

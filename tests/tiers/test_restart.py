@@ -1,4 +1,4 @@
-"""The benchmark of a known prompt after a kill, with the smallest model."""
+"""The benchmarks of pages outside of the KV cache, at small sizes."""
 
 import json
 from pathlib import Path
@@ -25,3 +25,13 @@ def test_pages_are_found_after_a_kill(
 def test_small_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kv_restart", "--tokens", "10"]) == 2
     assert "tokens must be at least 256" in capsys.readouterr().err
+
+
+def test_rates_of_tiers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = ["--page-kib", "8", "--pages", "4", "--repeat", "1", "--folder", str(tmp_path)]
+    assert main(["kv_tiers", *sizes]) == 0
+    (shown,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rounds"]
+    assert {"memcpy", "memory_read", "files_written", "dd_read"} <= shown.keys()
+    assert min(shown.values()) > 0
+    assert main(["kv_tiers", "--pages", "0"]) == 2
+    assert "pages" in capsys.readouterr().err
