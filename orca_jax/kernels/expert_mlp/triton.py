@@ -69,11 +69,6 @@ class _ProductShape:
     dtype: Any
 
     @property
-    def per_byte(self) -> int:
-        """Inputs in a row of stored values."""
-        return 1 if self.kind is None else PER_BYTE[self.kind]
-
-    @property
     def is_even(self) -> bool:
         """True if programs have whole blocks: neighbours in memory are read at once."""
         return not (self.outputs % self.columns or self.stored % self.step)
