@@ -18,7 +18,7 @@ from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import path_of
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import GateClamp, LayerKind
+from orca_jax.values.layer_config import GateClamp, LayerKind, RopeConfig
 from tests.model.recorded.configs.mixtures import MIXTURES
 from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
 from tests.model.reference import dense_attention, mesh_of
@@ -95,6 +95,8 @@ def one_window(config: ModelConfig, layer: LayerKind) -> LayerKind:
 LAYERS: dict[str, Callable[[ModelConfig, LayerKind], LayerKind]] = {
     "one rope": one_rope,
     "all windows": one_window,
+    "no rope": lambda config, layer: layer._replace(rope=None),
+    "a rope": lambda config, layer: layer._replace(rope=RopeConfig()),
     "no window": lambda config, layer: layer._replace(window=None),
 }
 """Changes of layers."""

@@ -266,12 +266,12 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
             ("granitemoehybrid-1", {f"{part}_scale": 1.0})
             for part in ("attention", "embedding", "logit", "residual")
         ),
-        ("granitemoehybrid-0", {"rope_pattern": (False,)}),
-        ("granitemoehybrid-2", {"rope_pattern": (True,)}),
+        ("granitemoehybrid-0", {"layers": "no rope"}),
+        ("granitemoehybrid-2", {"layers": "a rope"}),
         ("falcon_h1-0", {"mamba": {"norm": "gate_first"}}),
         ("falcon_h1-1", {"weight_factors": ()}),
         ("nemotron_h-0", {"activation": "relu"}),
-        ("nemotron_h-0", {"rope_pattern": (True,)}),
+        ("nemotron_h-0", {"layers": "a rope"}),
         ("nemotron_h-0", {"mamba": {"step_limits": (0.0, float("inf"))}}),
         ("nemotron_h-0", {"experts": {"router": {"used_groups": 4}}}),
         ("qwen3_5_text-1", {"norm_offset": 0.0}),
