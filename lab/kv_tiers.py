@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             rounds.append(_round(pages, Path(folder)))
-    row = {name: statistics.median([each[name] for each in rounds]) for name in rounds[0]}
+    row = {}
+    for name in rounds[0]:
+        row[name] = statistics.median([each[name] for each in rounds])
     print_table(f"{args.pages} pages of {args.page_kib} KiB, GB/s", row)
     print(json.dumps({"rounds": rounds, "hardware": hardware(), **row}))
     return 0
