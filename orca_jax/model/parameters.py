@@ -67,11 +67,10 @@ def split_layer(path: str) -> tuple[str, int | None]:
 
 def layers_of(path: str, config: ModelConfig) -> tuple[int, ...]:
     """The layers of a model that have a parameter, by its path with all layers: those with its part, or all."""
-    every = tuple(range(config.num_layers))
-    if not path.startswith("blocks."):
-        return every
-    part = path.split(".")[1]
-    return tuple(layer for layer in every if part in config.layers[layer].parts) or every
+    part = ""
+    if path.startswith("blocks."):
+        part = path.split(".")[1]
+    return config.layers_with(part) or tuple(range(config.num_layers))
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class BlockPool:
 
     A block with holders gets another one only by `share`, for the same content. A block without holders is free. If
     it has a name, it is also kept: it can be shared until its memory is needed. Blocks that left a window are taken
-    first, then the least recently used one, or those that a retention names.
+    first, then the least recently used one, or the choice of a retention.
 
     Args:
         num_blocks: blocks, numbered `0..num_blocks-1`.

@@ -333,9 +333,10 @@ class KVManager:
         for group, pool in enumerate(self._pool_of):
             blocks = list(hit.blocks[group])
             first = blocks.count(NO_BLOCK)
-            pool.share([*blocks[first:], *hit.sources[group : group + 1]])
+            found = [*blocks[first:], *hit.sources[group : group + 1]]
+            pool.share(found)
             if pool.spans is not None:
-                pool.spans.used([*blocks[first:], *hit.sources[group : group + 1]], owner)
+                pool.spans.used(found, owner)
             self._blocks_of_row[row][group].extend(blocks)
             self._first[row][group] = first
         if self.states is not None:

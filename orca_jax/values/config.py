@@ -32,7 +32,6 @@ from orca_jax.values.layer_config import (
     LayerKind,
     MambaConfig,
     MixerName,
-    MlpName,
     Residual,
     ResidualFactors,
     RopeConfig,
@@ -248,8 +247,8 @@ class ModelConfig:
             return self.head_dim**-0.5
         return self.attention_scale
 
-    def layers_with(self, part: MixerName | MlpName) -> tuple[int, ...]:
-        """The layers with a mixer or an MLP."""
+    def layers_with(self, part: str) -> tuple[int, ...]:
+        """The layers with a mixer or an MLP of this name."""
         return tuple(layer for layer, kind in enumerate(self.layers) if part in kind.parts)
 
     @property

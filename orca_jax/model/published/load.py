@@ -1,7 +1,7 @@
 """Load a directory with weights that another program quantised.
 
-Matrices keep their bits where there is a product for them: that of the library in C, or for inputs in order that of
-XLA. Others are dequantised while they are read, some rows at a time.
+Matrices keep their bits where the library in C or XLA has a product for them. Others are dequantised while they are
+read, some rows at a time.
 """
 
 from contextlib import ExitStack

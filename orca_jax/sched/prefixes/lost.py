@@ -30,7 +30,7 @@ class LostPages:
             self._lost.popitem(last=False)
 
     def first(self, digests: Sequence[bytes]) -> tuple[float, str | None] | None:
-        """The seconds since the first of these pages that is known was given up, and the request that needed room."""
+        """The seconds since the eviction of the first known page of these, and the request in need of room."""
         for digest in digests:
             if digest in self._lost:
                 moment, cause = self._lost[digest]

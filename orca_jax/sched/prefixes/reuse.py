@@ -139,7 +139,7 @@ class PrefixReuse:
                 self._keep_state(request, row, request.num_computed)
 
     def snapshot(self, request: Request, row: int, start: int) -> None:
-        """Keeping the state of a row at a border, for a plan that starts there."""
+        """Keep the state of a row at a border, for a plan that starts there."""
         assert self._kv.states is not None, "the model has no states"
         if not request.is_suspect and self._kv.states.is_border(
             row, start, len(request.prompt_ids)

@@ -2,7 +2,7 @@
 
 A request that leaves its row leaves pages in the prefix cache. Those in a row that are equal in their use are a span.
 A retention gives each span a worth. When a pool needs blocks, it takes the last page of the span with the least worth.
-A page that another request begins with goes into that request's span when it is left again.
+A page at the begin of another request goes into that request's span when it is left again.
 
 The work is bounded: a span is ranked when it is left and when its worth has run out, at most `MOST_ASKED` of these for
 each block that is taken, and places in the order are found by heaps. Whatever a retention answers, a block is found.
@@ -155,7 +155,7 @@ class Retainer:
     def order(
         self, kept: Mapping[int, None], names: Mapping[int, tuple[int, bytes]]
     ) -> "SpanOrder":
-        """The order of the kept blocks of a pool.
+        """The order of the kept blocks of a pool. A simulation that knows the future replaces it.
 
         Args:
             kept: the kept blocks, the least recently used one first.

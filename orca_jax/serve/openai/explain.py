@@ -1,4 +1,4 @@
-"""Why tokens of a prompt were computed again: the earlier prompt that shares most with it, and where the two part.
+"""Why tokens of a prompt were computed again: the most similar earlier prompt, and the first difference of the two.
 
 Only prompts of one API key, salt and adapter are compared, so no answer says anything about those of others.
 """
@@ -42,7 +42,7 @@ class Seen:
         ago: seconds between the two.
         shared: tokens at the begin of both.
         part: the first different part of the call.
-        tokens: the first one that differs, and that of the other prompt in its place.
+        tokens: the first different one, and its counterpart in the other prompt.
         cached: tokens in the cache; None until the engine has begun.
         lost: the first page that the cache lacked: the seconds since it was given up, and the request that needed room.
         known: the prompts of its group.
@@ -150,7 +150,7 @@ def _digest(part: object) -> bytes:
 
 
 def _first_difference(ours: Sequence[PartDigest], theirs: Sequence[PartDigest]) -> str | None:
-    """The name of the first part that differs, or that only one of both has. APIs have names of their own."""
+    """The name of the first part with a difference or without a counterpart. APIs have names of their own."""
     for one, other in zip_longest(ours, theirs):
         if one is None or other is None or one[1] != other[1]:
             name: str = (one or other)[0]

@@ -1,6 +1,6 @@
 """`orca-jax simulate POLICY ... --rate X ...`: serve requests under schedulers, or your own policies, in virtual time.
 
-Each policy serves each load: the name of a scheduler, or FILE.py:CLASS with a scheduler, or an order for `chunked`.
+A policy is the name of a scheduler, or FILE.py:CLASS: a scheduler, or an order or a retention of `chunked`.
 """
 
 import os

@@ -21,7 +21,8 @@ def add_urgency_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags, and a note about the columns of a file."""
     group = parser.add_argument_group(
         "for schedulers",
-        "Each request draws one of the values. A column or key of --trace-data, such as weight, counts more.",
+        "Each request draws one of the values. Columns or keys of --trace-data, also weight, ttft and tpot, count "
+        "more.",
     )
     for name, (kind, metavar, text) in _FLAGS.items():
         group.add_argument(
