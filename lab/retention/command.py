@@ -3,49 +3,32 @@
 import argparse
 import json
 import statistics
-from pathlib import Path
 
-from lab.paper.effort import Effort, add_processes
+from lab.paper.effort import Effort
 from lab.reproduce.rows import print_rows
 from lab.retention.runs import BASE, RETENTIONS_SHOWN, retention_of
 from lab.retention.table import PAGES, RESULT, claims, ratios, study
+from lab.shelf.flags import add_shelf_args, check_shelf_args, has_file
 from lab.shelf.loads import TRACES
-from orca_jax.flags import add_number
 from orca_jax.helpers.reporting import print_table, rounded, write_file
-from orca_jax.values.errors import ConfigError
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    files = ", ".join(file for _, file in TRACES.values())
-    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
-    add_number(parser, "--num-requests", 1000, "requests of a run")
-    add_processes(parser)
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        metavar="POLICY",
-        help="names, or FILE.py:CLASS of your own, beside lru (default: the whole shelf)",
-    )
+    add_shelf_args(parser, num_requests=1000, beside=", beside lru")
     parser.add_argument("--record", action="store_true", help="write the results to lab/results/")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure and print the tables; name the loads without a file."""
-    if args.num_requests < 10:
-        raise ConfigError(
-            f"num_requests must be at least 10, got {args.num_requests}", param="num_requests"
-        )
-    if args.record and args.policy:
-        raise ConfigError("record is for the whole shelf; leave out --policy", param="record")
+    check_shelf_args(args)
     names = tuple(dict.fromkeys([BASE, *(args.policy or RETENTIONS_SHOWN)]))
     for name in names:
         if name != RETENTIONS_SHOWN[-1]:
             retention_of(name)  # or an error, before the first run
     loads = []
     for load in PAGES:
-        file = TRACES.get(load, ("", ""))[1]
-        if not file or (args.traces is not None and (args.traces / file).is_file()):
+        if load not in TRACES or has_file(load, args.traces):
             loads.append(load)
         else:
             print(f"left out, since --traces has no file of it: {load}")

@@ -4,30 +4,19 @@ import argparse
 import json
 import resource
 from collections.abc import Sequence
-from pathlib import Path
 
-from lab.paper.effort import Effort, add_processes
+from lab.paper.effort import Effort
 from lab.shelf import burst
+from lab.shelf.flags import add_shelf_args, check_shelf_args, has_file
 from lab.shelf.loads import TRACES
 from lab.shelf.page import PICTURE, draw
 from lab.shelf.table import COLUMNS, POLICIES, RESULT, maker, measured, shown
-from orca_jax.flags import add_number
 from orca_jax.helpers.reporting import print_table, rounded, write_file
-from orca_jax.values.errors import ConfigError
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    files = ", ".join(file for _, file in TRACES.values())
-    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
-    add_number(parser, "--num-requests", 500, "requests of a run")
-    add_processes(parser)
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        metavar="POLICY",
-        help="names, or FILE.py:CLASS of your own (default: the whole shelf)",
-    )
+    add_shelf_args(parser, num_requests=500)
     parser.add_argument(
         "--burst", action="store_true", help="instead, serve a burst on a GPT-2 in real time"
     )
@@ -40,12 +29,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure and print the table; name the loads without a file."""
-    if args.num_requests < 10:
-        raise ConfigError(
-            f"num_requests must be at least 10, got {args.num_requests}", param="num_requests"
-        )
-    if args.record and args.policy:
-        raise ConfigError("record is for the whole shelf; leave out --policy", param="record")
+    check_shelf_args(args)
     policies = args.policy or tuple(POLICIES)
     for policy in policies:
         maker(policy)  # or an error, before the first run
@@ -54,9 +38,8 @@ def run(args: argparse.Namespace) -> None:
         return
     names = ["orca", "agents"]
     missing = list[str]()
-    for name, (_, file) in TRACES.items():
-        has_file = args.traces is not None and (args.traces / file).is_file()
-        (names if has_file else missing).append(name)
+    for name in TRACES:
+        (names if has_file(name, args.traces) else missing).append(name)
     if missing:
         print(f"left out, since --traces has no file of them: {', '.join(missing)}")
     found = measured(
