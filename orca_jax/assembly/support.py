@@ -101,7 +101,7 @@ class Facts:
         if self.config.load_format == "dummy":
             return False
         if self.known.stored is not None:
-            return True
+            return not self.known.stored.is_of_experts  # the others decide about types
         return is_gguf(self.source) and GgufFile.open(Path(self.source)).has_few_bits()
 
     @property

@@ -261,3 +261,8 @@ class StoredForm:
     is_ordered: bool = False
     has_integers: bool = True
     block: tuple[int, int] = (128, 128)
+
+    @property
+    def is_of_experts(self) -> bool:
+        """True if the matrices of experts alone have this form."""
+        return self.layout == "mxfp4"

@@ -211,6 +211,23 @@ def test_gguf_files_of_few_bits_have_their_products(
         )
 
 
+def test_bits_of_experts_alone_do_not_choose_the_products(
+    model: ModelConfig, machine: Machine, tmp_path: Path
+) -> None:
+    """The other matrices of such a file are plain."""
+    machine(WIDE, is_faster=False)
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    for form, has_few_bits in (
+        (StoredForm("mxfp4", 4, 32, has_integers=False), False),
+        (StoredForm("scaled", 4, 16, has_integers=False), True),
+    ):
+        held = replace(model, stored=form)
+        facts = Facts(EngineConfig(), model=held, platform="cpu", source=str(tmp_path))
+        assert facts.has_few_bits == has_few_bits
+        library = choose_products(facts, None).library
+        assert library == (WIDE._replace(activation_bits=16) if has_few_bits else None)
+
+
 def checkpoint(folder: Path, values: dict[str, Any], **tensors: Any) -> Path:
     """A directory with a config.json, and safetensors if there are any."""
     folder.mkdir()

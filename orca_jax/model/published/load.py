@@ -72,7 +72,7 @@ def keep_published(
 def keep_planned(decoder: Decoder, form: StoredForm) -> None:
     """Give the matrices of a decoder XLA's form, without files: the upper bound of a plan."""
     for _, module in list(nnx.iter_modules(decoder)):
-        is_meant = isinstance(module, Experts) or form.layout != "mxfp4"
+        is_meant = isinstance(module, Experts) or not form.is_of_experts
         for name in matrix_names(module, has_library=False):
             matrix: Any = getattr(module, name)
             if is_meant and matrix.is_plain:
@@ -82,7 +82,7 @@ def keep_planned(decoder: Decoder, form: StoredForm) -> None:
 def _planned(plain: nnx.Param[Any], form: StoredForm) -> Any:
     """The shapes of a matrix in XLA's form; None if there is none."""
     inputs = plain.get_value().shape[-2]
-    if form.layout == "mxfp4":
+    if form.is_of_experts:
         return grouped_shapes(plain, GroupedForm("fp4", MXFP4_GROUP, scale="bfloat16"))
     if form.bits == 4 and not form.has_integers:
         return grouped_shapes(plain, GroupedForm("fp4", FP4_GROUP))
@@ -103,7 +103,7 @@ def _opened(
     """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
     table = FAMILIES[config.family].weights(config)
     files = open_files(directory, stack, has_stacks=has_stacks(table))
-    if config.stored is None or config.stored.layout == "mxfp4":
+    if config.stored is None or config.stored.is_of_experts:
         return files, oriented(table, files.rows)
     tensors = {
         key: tensor for key, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)
