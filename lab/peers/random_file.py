@@ -20,6 +20,13 @@ class _Shape(NamedTuple):
     positions: int
     experts: int = 0  # of a layer; 0: one MLP without a router
     chosen: int = 0  # experts of a token
+    architecture: str = "llama"
+    head_dim: int = 0  # 0: the width, shared by the heads
+
+    @property
+    def of_head(self) -> int:
+        """Numbers of a head."""
+        return self.head_dim or self.width // self.heads
 
 
 SMALL = _Shape(2048, 12, 32, 4, 5632, 32_000, 32_768)
@@ -27,8 +34,15 @@ OTHERS = {
     "7B-Q4_0": _Shape(4096, 32, 32, 32, 11_008, 32_000, 4096),
     "experts-Q4_0": _Shape(1024, 12, 16, 4, 768, 32_000, 32_768, experts=16, chosen=4),
     "vocabulary-Q4_0": _Shape(1024, 12, 16, 4, 2816, 250_000, 32_768),
+    "llama3.2-1B-Q4_K_M": _Shape(2048, 16, 32, 8, 8192, 128_256, 131_072),
+    "qwen3-0.6B-Q8_0": _Shape(
+        1024, 28, 16, 8, 3072, 151_936, 40_960, architecture="qwen3", head_dim=128
+    ),
 }
-"""Files with random bits, written without llama.cpp: of 3.8 GB, a mixture, and one with a large vocabulary."""
+"""Other shapes: of 3.8 GB, a mixture, one with a large vocabulary, and those of two published models.
+
+Those of Q4_0 have random bits, so they are written without llama.cpp.
+"""
 _SEED, _STANDARD_DEVIATION = 0, 0.02
 
 
@@ -44,13 +58,16 @@ def random_file(kind: str, folder: Path, quantise: Path) -> Path:
         OrcaError: the program failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if kind in OTHERS:
-        return _written(folder / f"llama-{kind}.gguf", OTHERS[kind], "Q4_0")
-    plain = _written(folder / "llama-594M-BF16.gguf", SMALL, "BF16")
-    path = folder / f"llama-594M-{kind}.gguf"
+    shape = OTHERS.get(kind, SMALL)
+    model, _, stored = kind.rpartition("-")
+    name = f"llama-{model or '594M'}"
+    path = folder / f"{name}-{stored}.gguf"
+    if kind in OTHERS and stored == "Q4_0":
+        return _written(path, shape, stored)
+    plain = _written(folder / f"{name}-BF16.gguf", shape, "BF16")
     if not path.exists():
         done = subprocess.run(
-            [quantise, plain, path, kind], capture_output=True, text=True, check=False
+            [quantise, plain, path, stored], capture_output=True, text=True, check=False
         )
         if done.returncode:
             path.unlink(missing_ok=True)
@@ -74,8 +91,8 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     import numpy as np
 
     width = model.width
-    head_dim = model.width // model.heads
-    writer = gguf.GGUFWriter(str(path), "llama")
+    head_dim = model.of_head
+    writer = gguf.GGUFWriter(str(path), model.architecture)
     writer.add_block_count(model.layers)
     writer.add_context_length(model.positions)
     writer.add_embedding_length(width)
@@ -83,6 +100,8 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_head_count(model.heads)
     writer.add_head_count_kv(model.kv_heads)
     writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     if model.experts:
         writer.add_expert_count(model.experts)
@@ -97,12 +116,19 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_eos_token_id(model.vocabulary - 1)
     random = np.random.default_rng(_SEED)
     stored = gguf.GGMLQuantizationType[kind]
+    queries = model.heads * head_dim
     kv = model.kv_heads * head_dim
     inner = model.inner
     layer: dict[str, tuple[int, ...]] = {
-        "attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width),
-        "attn_norm": (width,), "ffn_norm": (width,),
-    }  # fmt: skip
+        "attn_q": (queries, width),
+        "attn_k": (kv, width),
+        "attn_v": (kv, width),
+        "attn_output": (width, queries),
+        "attn_norm": (width,),
+        "ffn_norm": (width,),
+    }
+    if model.architecture == "qwen3":
+        layer |= {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
     mlp: dict[str, tuple[int, ...]] = {
         "ffn_gate": (inner, width),
         "ffn_up": (inner, width),

@@ -58,13 +58,26 @@ def test_ratios_are_of_speeds() -> None:
 def test_a_random_file_is_a_model_with_a_tokenizer(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experts = 4 if kind.startswith("experts") else 0
-    shape = random_file._Shape(
-        64, 2, 4, kv_heads=2, inner=96, vocabulary=400, positions=128, experts=experts, chosen=2
+    named = random_file.OTHERS.get(kind, random_file.SMALL)
+    experts = min(4, named.experts)
+    shape = named._replace(
+        width=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        inner=96,
+        vocabulary=400,
+        positions=128,
+        experts=experts,
+        chosen=experts // 2,
+        head_dim=named.head_dim // 4,
     )
     monkeypatch.setattr(random_file, "SMALL", shape)
-    monkeypatch.setitem(random_file.OTHERS, kind, shape) if kind in random_file.OTHERS else None
-    path = random_file.random_file(kind, tmp_path, tmp_path / "none")
+    monkeypatch.setitem(random_file.OTHERS, kind, shape)
+    copies = tmp_path / "quantise"
+    copies.write_text('#!/bin/sh\ncp "$1" "$2"\n', encoding="utf-8")
+    copies.chmod(0o755)
+    path = random_file.random_file(kind, tmp_path, copies)
     config = read_model_config(path)
     assert (config.embed_dim, config.num_layers, config.num_kv_heads, config.vocab_size) == (
         64,
