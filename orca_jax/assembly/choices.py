@@ -23,6 +23,7 @@ from orca_jax.values.config import (
     SCHEDULERS,
     EngineConfig,
     KVCacheDType,
+    LogprobsMode,
     LoraConfig,
     Traits,
 )
@@ -97,6 +98,7 @@ class Requests:
     predictor: str
     most_loras: int  # adapters that may be loaded at once
     retention: str = LRU
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ def choices_of(config: EngineConfig) -> Choices:
             predictor=config.length_predictor or "bound",
             most_loras=config.max_cpu_loras or 4 * num_loras,
             retention=config.retention,
+            logprobs_mode=config.logprobs_mode,
         ),
         budget=Budget(
             config.max_num_batched_tokens,

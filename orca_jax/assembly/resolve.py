@@ -106,6 +106,7 @@ def resolve(
         num_drafts=choices.most_drafts,
         copies_blocks=choices.traits.shares_prefixes,
         moves_blocks=choices.pages.tiers.are_used,
+        logprobs_mode=choices.requests.logprobs_mode,
     )
 
 

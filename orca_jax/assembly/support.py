@@ -302,6 +302,7 @@ NEEDS: tuple[Need, ...] = (
     _of_devices("dtype"),
     _of_devices("quantization"),
     _of_devices("kv_cache_dtype"),
+    _of_devices("logprobs_mode"),
     _of_devices("kv_disk"),
     _of_devices("kv_host_memory"),
     _of_devices("tensor_parallel_size", 1),

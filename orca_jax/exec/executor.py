@@ -288,7 +288,12 @@ class JaxExecutor:
             or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
         )
         width = bucket_for(shapes.full_widths if is_full else shapes.widths, number)
-        draws = pack_draws(launch.kept, rows, shapes.draws_layouts[width])
+        draws = pack_draws(
+            launch.kept,
+            rows,
+            shapes.draws_layouts[width],
+            for_scored=self.config.logprobs_mode.startswith("processed"),
+        )
         extras = mask = None
         if is_full:
             extras = pack_extras(launch.kept, launch.num_top, rows, shapes.extras_layouts[width])

@@ -246,6 +246,7 @@ class Kept(NamedTuple):
     # the row with the drawn token as its last one; R: the host decides about it
     last_row: NDArray[np.int32]
     context_len: NDArray[np.int32]  # the kept token included: the position of the token to be drawn
+    request_row: NDArray[np.int32]  # the row of the token's request, also of one that is scored
     pooled: Sequence[PooledTokens] = ()  # after those for the sampler
 
     @property
@@ -302,10 +303,12 @@ def pack(
     token, owner, targets = _kept(own, segments, count, num_left, end)
     view["kept_token"][: len(token)] = token
     is_drawn = np.array([target is None for target in targets], bool)
-    kept_row = np.where(is_drawn, row[owner], np.int32(layout.num_rows))
+    request_row = row[owner]
+    kept_row = np.where(is_drawn, request_row, np.int32(layout.num_rows))
     is_open = np.array([member.num_drafts > 0 for member in own])
     last_row = np.where(is_open[owner], np.int32(layout.num_rows), kept_row)
-    kept = Kept(index[owner].tolist(), targets, kept_row, last_row, view["positions"][token] + 1)
+    context_len = view["positions"][token] + 1
+    kept = Kept(index[owner].tolist(), targets, kept_row, last_row, context_len, request_row)
     if any([member.pools for member in own]):
         kept = kept._replace(
             pooled=_keep_pooled(own, segments, start.tolist(), view["kept_token"], len(token))

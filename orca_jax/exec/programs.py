@@ -439,7 +439,9 @@ class Programs:
     def _lower_sampler(
         self, name: Kind | Literal["full"], width: int, state: DeviceState
     ) -> jax.stages.Lowered:
-        make: Callable[..., Callable[..., Any]] = make_full_sampler
+        make: Callable[..., Callable[..., Any]] = partial(
+            make_full_sampler, logprobs_mode=self._config.logprobs_mode
+        )
         if name != "full":
             make = partial(make_plain_sampler, kind=name)
         sampler = make(self._unembed, width, self._model.vocab_size, self._mesh)

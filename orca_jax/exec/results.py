@@ -53,7 +53,7 @@ class Launch:
     def of_nothing(cls, hidden: jax.Array) -> "Launch":
         """A launch without kept tokens."""
         empty = np.zeros(0, np.int32)
-        return cls(Kept([], [], empty, empty, empty), hidden, [], [])
+        return cls(Kept([], [], empty, empty, empty, empty), hidden, [], [])
 
     @classmethod
     def of_plan(cls, plan: StepPlan, kept: Kept, hidden: jax.Array, rows: RowTable) -> "Launch":

@@ -46,6 +46,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]
 # the same, with vLLM's name for float8
 KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 # the order of tokens in a page, see kernels/kv_pages.py
 PageLayout = Literal["head_major", "token_major"]
 # see docs/kernels.md
@@ -352,6 +353,7 @@ class ExecutorConfig:
     )
     has_library: bool = False  # on a CPU: attention by the library in C can be the default
     activation_bits: int = 0  # of products of few bits in the library
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
 def _json_of(value: object, name: str) -> str:
@@ -436,6 +438,7 @@ class EngineConfig:
     kv_disk_size: int | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_dtype: KVCacheDType | Literal["auto"] = "auto"
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     speculative_config: SpeculativeConfig | None = None
     max_num_batched_tokens: int | None = None
     itl_target_ms: float | None = None

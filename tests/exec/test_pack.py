@@ -181,7 +181,8 @@ def test_a_cut_gives_each_launch_its_targets() -> None:
 def test_a_new_holder_loses_the_extras_of_the_one_before() -> None:
     rows = RowTable(num_rows=1, num_pages=1)
     rich = row_sampling(1.0, repetition_penalty=2.0, logit_bias={7: 1.5, 9: -100.0}, logprobs=0)
-    kept = Kept([0], [None], np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32))
+    zero = np.zeros(1, np.int32)
+    kept = Kept([0], [None], zero, zero, np.ones(1, np.int32), zero)
     layout = extras_layout(2)
     rows.update([Member("rich", 0, 0, [1], is_sampling=True, sampling=rich)])
     view = layout.views(pack_extras(kept, [0], rows, layout))

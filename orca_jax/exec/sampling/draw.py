@@ -174,7 +174,7 @@ def choose(
         return greedy
 
     def draw() -> Int[Array, " B"]:
-        scaled = (logits - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
+        scaled = _over_temperature(logits, overall, parameters)
         # A small vocabulary lies within the window, and every kind draws there.
         is_unfiltered = kind == "unfiltered" and shards.num_columns > _WINDOW
         drawn = (_draw_unfiltered if is_unfiltered else _draw)(scaled, parameters, shards)
@@ -185,6 +185,39 @@ def choose(
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
 
 
+def without_filtered(
+    logits: Float[Array, "B N"],
+    drawn: Int[Array, " B"],
+    parameters: SamplingParameters,
+    shards: VocabularyShards,
+) -> Float[Array, "B N"]:
+    """Logits over temperature, with minus infinity for the tokens that filters leave out.
+
+    Rows with temperature 0 are as they were.
+
+    Args:
+        logits: of this shard.
+        drawn: tokens that were drawn and so are never left out, whatever rounding says; -1: none.
+        parameters: temperatures and filters.
+        shards: the parts of the columns.
+    """
+    _, overall = shards.most_probable(logits)
+    scaled = _over_temperature(logits, overall, parameters)
+    draws = parameters.temperature > 0
+    kept = _kept(scaled, jnp.exp(scaled), _filters(parameters, shards), draws, shards)
+    column = shards.first_column(logits) + jnp.arange(logits.shape[1])
+    kept |= (column == drawn[:, None]) | ~draws[:, None]
+    temperature = jnp.where(draws, parameters.temperature, 1.0)
+    return jnp.where(kept, logits / temperature[:, None], -jnp.inf)
+
+
+def _over_temperature(
+    logits: Float[Array, "B N"], overall: Float[Array, " B"], parameters: SamplingParameters
+) -> Float[Array, "B N"]:
+    """Logits relative to the largest one of their row, over temperature."""
+    return (logits - overall[:, None]) / jnp.maximum(parameters.temperature, 1e-6)[:, None]
+
+
 class _Filters(NamedTuple):
     """The filters of each row's tokens."""
 
@@ -193,14 +226,18 @@ class _Filters(NamedTuple):
     least: Float[Array, " B"]  # the least logit over temperature, relative to the largest: min-p
 
 
+def _filters(parameters: SamplingParameters, shards: VocabularyShards) -> _Filters:
+    most = shards.num_columns
+    top_k = jnp.where(parameters.top_k == 0, most, jnp.minimum(parameters.top_k, most))
+    return _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
+
+
 def _draw(
     scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards
 ) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
     uniform = _uniforms(parameters)
-    most = shards.num_columns
-    top_k = jnp.where(parameters.top_k == 0, most, jnp.minimum(parameters.top_k, most))
-    filters = _Filters(top_k, parameters.top_p, jnp.log(parameters.min_p))
+    filters = _filters(parameters, shards)
     mass = jnp.exp(scaled)
     windowed, fits = _draw_in_window(scaled, shards.total(mass), filters, uniform, shards)
     is_wide = ~fits & (parameters.temperature > 0)
@@ -264,28 +301,43 @@ def _draw_from_all(
     shards: VocabularyShards,
 ) -> Int[Array, " B"]:
     """Draw among all tokens, for the rows in `is_wide`. The most common case, without filters, needs no threshold."""
+    kept = _kept(scaled, mass, filters, is_wide, shards)
+    return _pick_from_all(jnp.where(kept, mass, 0.0), uniform, shards)
+
+
+def _kept(
+    scaled: Float[Array, "B N"],
+    mass: Float[Array, "B N"],
+    filters: _Filters,
+    counts: Bool[Array, " B"],
+    shards: VocabularyShards,
+) -> Bool[Array, "B N"]:
+    """The tokens that pass the filters, for the rows in `counts`; those of other rows have no meaning."""
     top_k, top_p, least = filters
     rank = _ordered(scaled)
+    everything = jnp.ones(rank.shape, bool)
 
-    def most_probable() -> Float[Array, "B N"]:
+    def most_probable() -> Bool[Array, "B N"]:
         least_rank = _threshold(
             top_k.shape, lambda middle: shards.count(rank >= middle[:, None]) >= top_k
         )
-        return jnp.where(rank >= least_rank[:, None], mass, 0.0)
+        return rank >= least_rank[:, None]
 
-    kept = lax.cond(jnp.any(is_wide & (top_k < shards.num_columns)), most_probable, lambda: mass)
+    has_top_k = jnp.any(counts & (top_k < shards.num_columns))
+    within = lax.cond(has_top_k, most_probable, lambda: everything)
 
-    def nucleus() -> Float[Array, "B N"]:
-        need = top_p * shards.total(kept)
+    def nucleus() -> Bool[Array, "B N"]:
+        rest = jnp.where(within, mass, 0.0)
+        need = top_p * shards.total(rest)
 
         def is_enough(least_rank: Int[Array, " B"]) -> Bool[Array, " B"]:
-            return shards.total(jnp.where(rank >= least_rank[:, None], kept, 0.0)) >= need
+            return shards.total(jnp.where(rank >= least_rank[:, None], rest, 0.0)) >= need
 
         least_rank = _threshold(top_k.shape, is_enough)
-        return jnp.where((rank >= least_rank[:, None]) | (top_p >= 1)[:, None], kept, 0.0)
+        return (rank >= least_rank[:, None]) | (top_p >= 1)[:, None]
 
-    kept = lax.cond(jnp.any(is_wide & (top_p < 1)), nucleus, lambda: kept)
-    return _pick_from_all(jnp.where(scaled >= least[:, None], kept, 0.0), uniform, shards)
+    within &= lax.cond(jnp.any(counts & (top_p < 1)), nucleus, lambda: everything)
+    return within & (scaled >= least[:, None])
 
 
 def _pick_from_all(

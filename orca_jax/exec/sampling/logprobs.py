@@ -1,4 +1,11 @@
-"""Log probabilities under the model's own distribution: before bias, penalties, masks, temperature and filters."""
+"""Log probabilities and logits of tokens, by the setting `logprobs_mode`, whose values are those of vLLM.
+
+- raw: under the model's own distribution, before bias, penalties, masks, temperature and filters.
+- processed: under the distribution that a token is drawn from; minus infinity for those that filters leave out. The
+  tokens of a prompt have temperature and filters of their request. Temperature 0 changes and filters nothing.
+
+Listed ids are always scored under the model's own distribution.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +15,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.exec.rows import Extras
+from orca_jax.exec.rows import Extras, SamplingParameters
 from orca_jax.exec.sampling.adjust import column_of
-from orca_jax.exec.sampling.draw import VocabularyShards
+from orca_jax.exec.sampling.draw import VocabularyShards, without_filtered
+from orca_jax.values.config import LogprobsMode
 from orca_jax.values.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, TokenLogprobs
 
 
@@ -37,26 +45,38 @@ class TokenScores(NamedTuple):
 
 def score(
     logits: Float[Array, "B N"],
+    changed: Float[Array, "B N"],
     chosen: Int[Array, " B"],
+    parameters: SamplingParameters,
     extras: Extras,
     shards: VocabularyShards,
+    mode: LogprobsMode = "raw_logprobs",
 ) -> TokenScores:
     """TokenScores of one token of each row, of the most probable tokens, and of listed ones, from N of the columns.
 
     Args:
         logits: the logits of the model, unchanged but for minus infinity in the columns of padding.
+        changed: the logits after biases, penalties and masks.
         chosen: the tokens to score.
+        parameters: temperatures and filters.
         extras: the ids that rows list. What no row wants is not computed, and is zero.
         shards: the parts of the columns.
+        mode: the values of the chosen and the most probable tokens.
     """
-    _, top = shards.most_probable(logits)
-    norm = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))
     nothing = no_scores(logits.shape[0])
-    logit = _logits_of(logits, chosen[:, None], shards)[:, 0]
-    rank = shards.count(logits > logit[:, None]) + 1
+    raw_norm = _norm(logits, shards)
+    values_of, norm = logits, raw_norm
+    if mode.startswith("processed"):
+        drawn = jnp.where(extras.has_target != 0, -1, chosen)
+        values_of = without_filtered(changed, drawn, parameters, shards)
+        norm = _norm(values_of, shards)
+    if mode.endswith("logits"):
+        norm = jnp.zeros_like(norm)
+    logit = _logits_of(values_of, chosen[:, None], shards)[:, 0]
+    rank = shards.count(values_of > logit[:, None]) + 1
 
     def candidates() -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
-        values, ids = shards.candidates(logits, MAX_LOGPROBS)
+        values, ids = shards.candidates(values_of, MAX_LOGPROBS)
         return values - norm[:, None], ids
 
     values, ids = lax.cond(
@@ -66,7 +86,7 @@ def score(
     )
     listed = lax.cond(
         jnp.any(extras.num_scored > 0),
-        lambda: _score_listed(logits, norm, extras, shards),
+        lambda: _score_listed(logits, raw_norm, extras, shards),
         lambda: nothing.listed,
     )
     whole = TopLogprobs(
@@ -74,6 +94,13 @@ def score(
         jnp.concatenate([(logit - norm)[:, None], values], axis=1),
     )
     return TokenScores(whole, listed)
+
+
+def _norm(logits: Float[Array, "B N"], shards: VocabularyShards) -> Float[Array, " B"]:
+    """The logarithm of the sum of exponentials of each row."""
+    _, top = shards.most_probable(logits)
+    norm: Array = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))
+    return norm
 
 
 def _score_listed(

@@ -35,6 +35,7 @@ from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
 from orca_jax.exec.sampling.logprobs import TokenScores, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
+from orca_jax.values.config import LogprobsMode
 from orca_jax.values.platforms import Platform
 from orca_jax.values.request import TokenSet
 
@@ -73,16 +74,26 @@ def unpack_draws(layout: VectorLayout, vector: Int32[Array, " N"]) -> Draws:
     return Draws(values.pop("row"), SamplingParameters(**values))
 
 
-def pack_draws(kept: Kept, rows: RowTable, layout: VectorLayout) -> NDArray[np.int32]:
-    """The vector of a launch; unused places are padding."""
+def pack_draws(
+    kept: Kept, rows: RowTable, layout: VectorLayout, *, for_scored: bool = False
+) -> NDArray[np.int32]:
+    """The vector of a launch; unused places are padding.
+
+    Args:
+        kept: the tokens of the launch.
+        rows: the sampling fields of all rows.
+        layout: the layout of the vector.
+        for_scored: places with a known id to score have the fields of their request, too, and not neutral ones.
+    """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
     number = len(kept.members)
     view["row"][:number] = kept.last_row
     view["row"][number:] = rows.num_rows
     view["position"][:number] = kept.context_len
+    row = kept.request_row if for_scored else kept.row
     for name in PLAIN_COLUMNS:
-        view[name][:number] = rows.sampling[name][kept.row]
+        view[name][:number] = rows.sampling[name][row]
     return vector
 
 
@@ -192,7 +203,12 @@ def make_plain_sampler(
 
 
 def make_full_sampler(
-    unembed: Unembed, width: int, vocab_size: int, mesh: Mesh
+    unembed: Unembed,
+    width: int,
+    vocab_size: int,
+    mesh: Mesh,
+    *,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> Callable[..., tuple[jax.Array, Drawn]]:
     """Make `(weights, last_token, hidden, draws, history [R, L], extras, mask [B, V / 32]) -> (last_token, drawn)`."""
     layout = draws_layout(width)
@@ -217,7 +233,14 @@ def make_full_sampler(
                 parameters = draws.parameters
                 context = Context(history, draws.row, parameters.position)
                 return sample_full(
-                    logits, parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh
+                    logits,
+                    parameters,
+                    extras,
+                    context,
+                    mask,
+                    vocab_size=vocab_size,
+                    mesh=mesh,
+                    logprobs_mode=logprobs_mode,
                 )
 
             drawn = _draw(unembed(weights), hidden[:width], draws, draw, draws, extras, mask)
@@ -235,8 +258,9 @@ def sample_full(
     *,
     vocab_size: int,
     mesh: Mesh,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> Drawn:
-    """Sample from logits changed by the extras, and score the unchanged logits."""
+    """Sample from logits changed by the extras, and score those that `logprobs_mode` names."""
     shards = VocabularyShards(vocab_size, TENSOR_AXIS)
 
     def on_shard(
@@ -251,10 +275,12 @@ def sample_full(
         changed = change_logits(logits, extras, context, mask, shards)
         tokens = choose(changed, parameters, shards)
         chosen = jnp.where(extras.has_target != 0, extras.target, tokens)
+
+        def scored() -> TokenScores:
+            return score(logits, changed, chosen, parameters, extras, shards, logprobs_mode)
+
         scores = lax.cond(
-            jnp.any(extras.wants_logprobs != 0),
-            lambda: score(logits, chosen, extras, shards),
-            lambda: no_scores(logits.shape[0]),
+            jnp.any(extras.wants_logprobs != 0), scored, lambda: no_scores(logits.shape[0])
         )
         return Drawn(tokens, finite, scores)
 
