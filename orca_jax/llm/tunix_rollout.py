@@ -19,20 +19,25 @@ from orca_jax.values.errors import ConfigError, RequestError
 from orca_jax.values.request import SamplingParams, candidate_seed
 
 BASE = "tunix.rl.rollout.base_rollout"
+_NO_FILTER = {"top_p": 1.0, "top_k": -1}
 
 
-def orca_rollout(model: str, **settings: Any) -> "partial[Any]":
+def orca_rollout(model: str, *, filters: bool = False, **settings: Any) -> "partial[Any]":
     """The engine for `ClusterConfig(rollout_engine=...)`: a partial of a subclass of Tunix's `BaseRollout`.
 
     Args:
         model: a directory with the config.json and the tokenizer of the model that Tunix trains.
-        settings: the settings of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix.
+        filters: take top_p and top_k of Tunix's configuration. Its trainer computes log probabilities over all
+            tokens, at the temperature. Those of a filtered draw are larger.
+        settings: the settings of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix. The log
+            probabilities are those of the sampled distribution, unless `logprobs_mode` names others.
 
     Raises:
         ConfigError: Tunix is not installed.
     """
     kind: Any = rollout_class()
-    return partial(kind, model=model, settings=settings)
+    settings = {"logprobs_mode": "processed_logprobs", **settings}
+    return partial(kind, model=model, filters=filters, settings=settings)
 
 
 @cache
@@ -52,6 +57,7 @@ class _Rollout:
 
     Args:
         model: see `orca_rollout`.
+        filters: see `orca_rollout`.
         settings: see `orca_rollout`.
         rollout_actor: the model of Tunix, whose parameters become the weights; None for the weights of `model`.
         tokenizer: the tokenizer of Tunix; None for that of `model`.
@@ -65,6 +71,7 @@ class _Rollout:
         self,
         *,
         model: str,
+        filters: bool,
         settings: dict[str, Any],
         rollout_actor: Any = None,
         tokenizer: Any = None,
@@ -72,6 +79,7 @@ class _Rollout:
         mesh: Any = None,
     ) -> None:
         self.llm = LLM(model, **settings)
+        self._filters = filters
         self._tokenizer = tokenizer
         if rollout_actor is not None:
             self.update_params(nnx.state(rollout_actor, nnx.Param))
@@ -79,11 +87,13 @@ class _Rollout:
     def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
         """Sample one text for each prompt, with the log probabilities of its tokens from the same pass.
 
-        The log probabilities are the model's own, before temperature and filters. The first prompt has the seed of the
-        configuration, and each further prompt the next seed. So equal prompts get different texts.
+        The log probabilities are those of the sampled distribution, at the temperature of the configuration. The first
+        prompt has the seed of the configuration, and each further prompt the next seed. So equal prompts get different
+        texts.
 
         Raises:
-            RequestError: an argument is not supported, or a prompt is longer than `max_prompt_length`.
+            RequestError: an argument is not supported, a prompt is longer than `max_prompt_length`, or the
+                configuration filters tokens without `filters`.
         """
         if kwargs:
             raise RequestError(
@@ -201,10 +211,17 @@ class _Rollout:
             "stop_token_ids": tuple(config.eos_tokens or (self.eos_id(),)),
             "ignore_eos": True,
         }
-        if config.top_p is not None:
-            fields["top_p"] = config.top_p
-        if config.top_k is not None:
-            fields["top_k"] = config.top_k
+        for name in ("top_p", "top_k"):
+            value = getattr(config, name)
+            if value is None:
+                continue
+            if value != _NO_FILTER[name] and not self._filters:
+                message = (
+                    f"{name} {value} leaves tokens out, and Tunix's trainer computes log probabilities over all "
+                    f"tokens: leave {name} out, or give orca_rollout filters=True"
+                )
+                raise RequestError(message, param=name)
+            fields[name] = value
         if _wants_logprobs(config):
             fields["logprobs"] = 0
         if config.seed is None:

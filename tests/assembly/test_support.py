@@ -72,6 +72,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto", "int8"),
     "tensor_parallel_size": (None, 2),
     "gpu_memory_utilization": (None, 0.5),
+    "logprobs_mode": ("raw_logprobs", "processed_logits"),
     "attention_implementation": (None, "xla", "triton"),
     "cpu_products": ("auto", "xla", "native"),
     "compile_cache": ("auto", "programs"),

@@ -52,9 +52,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = []
 
     def build(**others: Any) -> Any:
-        engine = tunix_rollout.orca_rollout("preset:toy", max_model_len=128)
+        settings = {"model": "preset:toy", "logprobs_mode": "raw_logprobs", "max_model_len": 128}
+        engine = tunix_rollout.orca_rollout(**{**settings, **others})
         assert issubclass(engine.func, contract.BaseRollout)
-        made.append(engine(**dict.fromkeys(contract.CONSTRUCTOR), **others))
+        made.append(engine(**dict.fromkeys(contract.CONSTRUCTOR)))
         return made[-1]
 
     yield build
@@ -103,6 +104,33 @@ def test_equal_prompts_get_seeds_of_their_own(make: Any) -> None:
     first, second = rollout.generate(["ab", "ab"], config).tokens
     assert first.tolist() != second.tolist()
     assert rollout.generate(["ab", "ab"], config).tokens[1].tolist() == second.tolist()
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 5)])
+def test_filters_are_refused_unless_they_are_wanted(make: Any, name: str, value: float) -> None:
+    config = contract.RolloutConfig(max_tokens_to_generate=2, **{name: value})
+    with pytest.raises(RequestError, match=f"{name} {value} leaves tokens out") as caught:
+        make().generate(["ab"], config)
+    assert caught.value.param == name
+    assert len(make(filters=True).generate(["ab"], config).tokens[0]) == 2
+
+
+def test_log_probabilities_are_those_of_the_sampled_distribution(make: Any) -> None:
+    rollout = make(model="demo", logprobs_mode="processed_logprobs", max_model_len=64)
+    config = contract.RolloutConfig(
+        max_tokens_to_generate=8, temperature=1.3, return_logprobs=True, seed=np.array([3])
+    )
+    output = rollout.generate(["once upon"], config)
+    prompt = rollout.llm.tokenizer.encode("once upon", True)
+    drawn = output.tokens[0]
+    params = SamplingParams(max_tokens=1, temperature=1.3, prompt_logprobs=0)
+    (scored,) = rollout.llm.generate([[*prompt, *drawn.tolist()]], params, use_tqdm=False)
+    known = scored.prompt_logprobs[len(prompt) :]
+    pairs = zip(drawn.tolist(), known, strict=True)
+    wanted = [entry[token].logprob for token, entry in pairs]
+    np.testing.assert_allclose(output.logprobs[0], wanted, atol=2e-5)
+    own = rollout.get_per_token_logps(np.array([prompt]), np.array([drawn]))
+    assert np.abs(own[0] - output.logprobs[0]).max() > 1e-2, "those without a temperature"
 
 
 def test_scores_of_padded_tokens(make: Any) -> None:

@@ -69,3 +69,47 @@ def test_log_probabilities_and_penalties_equal_transformers(
         score = changed[list(prompt)]
         changed[list(prompt)] = np.where(score < 0, score * 5.0, score / 5.0)
         assert penalised[i] == [int(changed.argmax())]
+
+
+TEMPERATURES = (0.6, 1.0, 1.3)
+TOP_K = 3
+
+
+@few
+def test_processed_log_probabilities_equal_transformers(program_cache: str) -> None:
+    """Those of a prompt and of a first token, at temperatures, and with a filter."""
+    expected = np.load(REFERENCE / GPT2 / "expected.npz")
+    prompt = list(greedy_jobs(GPT2)[0][0].prompt)
+    logits = expected["logits_0"]
+    jobs = [
+        Job(
+            prompt,
+            SamplingParams(
+                max_tokens=1,
+                temperature=temperature,
+                top_k=top_k,
+                seed=7,
+                logprobs=TOP_K,
+                prompt_logprobs=0,
+            ),
+        )
+        for temperature in TEMPERATURES
+        for top_k in (0, TOP_K)
+    ]
+    for engine in make_engine(GPT2, program_cache, logprobs_mode="processed_logprobs"):
+        updates = run_updates(engine, jobs)
+    for job, (update, *_) in zip(jobs, updates, strict=True):
+        temperature = job.params.temperature
+        reference = log_softmax(logits[: len(prompt)] / temperature)
+        if job.params.top_k:
+            least = np.sort(reference, axis=-1)[:, -TOP_K][:, None]
+            reference = log_softmax(np.where(reference >= least, reference, -np.inf))
+        tolerance = 2e-5 / min(temperature, 1)
+        assert update.prompt_logprobs is not None
+        found = [entry.logprob for entry in update.prompt_logprobs]
+        wanted = reference[np.arange(len(prompt) - 1), prompt[1:]]
+        np.testing.assert_allclose(found, wanted, atol=tolerance)
+        (first,) = update.logprobs
+        last = reference[len(prompt) - 1]
+        assert first.logprob == pytest.approx(last[update.new_ids[0]], abs=tolerance)
+        np.testing.assert_allclose(first.top_logprobs, last[list(first.top_ids)], atol=tolerance)
