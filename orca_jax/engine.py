@@ -251,7 +251,7 @@ class Engine:
             "weights are replaced when all requests have ended"
         )
         put()
-        self.pool.kv.prefixes.forget_all()
+        self.forget_prefixes()
         if self.outer is not None:
             self.outer.turn_off()  # its pages are of the old weights, also after a later start
         if version is None:
@@ -259,6 +259,10 @@ class Engine:
         self.weight_version = version
         logger.info("the weights have version %d", self.weight_version)
         return self.weight_version
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache of the devices. Running requests keep their pages, which no other request finds."""
+        self.pool.kv.prefixes.forget_all()
 
     def reschedule(
         self, scheduler: Scheduler, pool: RequestPool, check_in_interval: int = 1

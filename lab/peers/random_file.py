@@ -116,8 +116,38 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_eos_token_id(model.vocabulary - 1)
     random = np.random.default_rng(_SEED)
     stored = gguf.GGMLQuantizationType[kind]
+
+    def values(shape: tuple[int, ...]) -> np.ndarray:
+        if kind == "BF16":
+            drawn = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
+            return gguf.quants.quantize(drawn, stored)
+        *rows, columns = shape
+        blocks = random.integers(0, 256, (*rows, columns // 32, 18), np.uint8)
+        # of numbers from -8 to 7
+        blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)
+        return blocks.reshape(*rows, -1)
+
+    for name, shape in _shapes(model).items():
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+        elif name.endswith("ffn_gate_inp"):
+            writer.add_tensor(
+                f"{name}.weight", random.standard_normal(shape, np.float32) / np.float32(width**0.5)
+            )
+        else:
+            writer.add_tensor(f"{name}.weight", values(shape), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _shapes(model: _Shape) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors by name."""
+    head_dim = model.of_head
     queries = model.heads * head_dim
     kv = model.kv_heads * head_dim
+    width = model.width
     inner = model.inner
     layer: dict[str, tuple[int, ...]] = {
         "attn_q": (queries, width),
@@ -144,27 +174,4 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     block = {**layer, **mlp}
     for number in range(model.layers):
         shapes |= {f"blk.{number}.{name}": shape for name, shape in block.items()}
-
-    def values(shape: tuple[int, ...]) -> np.ndarray:
-        if kind == "BF16":
-            drawn = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-            return gguf.quants.quantize(drawn, stored)
-        *rows, columns = shape
-        blocks = random.integers(0, 256, (*rows, columns // 32, 18), np.uint8)
-        # of numbers from -8 to 7
-        blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)
-        return blocks.reshape(*rows, -1)
-
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-        elif name.endswith("ffn_gate_inp"):
-            writer.add_tensor(
-                f"{name}.weight", random.standard_normal(shape, np.float32) / np.float32(width**0.5)
-            )
-        else:
-            writer.add_tensor(f"{name}.weight", values(shape), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return shapes

@@ -24,6 +24,7 @@ from orca_jax.link.wire import (
     Abort,
     EngineAnswer,
     EngineCall,
+    ForgetPrefixes,
     FromEngine,
     FromFrontEnd,
     Heartbeat,
@@ -305,6 +306,10 @@ class EngineClient:
             self._forget(request_id)
             if self._link is not None:
                 self._link.send(Abort(request_id))
+
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache of the devices. Raises as `EngineCalls.ask` does."""
+        await self._changes.ask(ForgetPrefixes())
 
     async def update_weights(
         self, source: str, version: int | None = None, *, aborts: bool = False

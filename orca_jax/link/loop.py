@@ -22,6 +22,7 @@ from orca_jax.link.wire import (
     Abort,
     EngineAnswer,
     EngineCall,
+    ForgetPrefixes,
     Heartbeat,
     LoadAdapter,
     Message,
@@ -389,6 +390,8 @@ class EngineLoop:
                 )
             case UnloadAdapter(name):
                 self._answer(call.number, partial(self._engine.remove_adapter, name))
+            case ForgetPrefixes():
+                self._answer(call.number, self._engine.forget_prefixes)
             case ReadWeights() as wanted:
                 self._updates.read(call, wanted)
             case ReplaceWeights(aborts):

@@ -94,7 +94,11 @@ class ReplaceWeights(Message, frozen=True):
     aborts: bool = False  # abort the requests sent before, instead of waiting for their end
 
 
-EngineChange = LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights
+class ForgetPrefixes(Message, frozen=True):
+    """Empty the prefix cache of the devices."""
+
+
+EngineChange = LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights | ForgetPrefixes
 
 
 class EngineCall(Message, frozen=True):

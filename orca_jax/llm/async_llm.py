@@ -249,6 +249,15 @@ class AsyncLLM:
         except LinkError as error:
             raise EngineDeadError(error.message) from None
 
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache, as `LLM.reset_prefix_cache`. Raises EngineError if the engine has ended."""
+        client, _ = self._parts()
+        try:
+            await client.reset_prefix_cache()
+        except LinkError as error:
+            raise EngineDeadError(error.message) from None
+        return True
+
     async def _outputs(
         self,
         prompt: PlainPrompt,

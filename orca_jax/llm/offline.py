@@ -360,6 +360,17 @@ class LLM:
             lambda: put(lambda: None), version, aborts=abort_all_requests
         )
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache, and return True, as vLLM does. Pages of `kv_disk` stay.
+
+        Requests of open iterators go on with their pages, which no other request finds.
+
+        Raises:
+            EngineError: the engine has failed or was closed.
+        """
+        self._turns.forget_prefixes()
+        return True
+
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
         self._turns.close(self._free)

@@ -119,6 +119,11 @@ class Turns:
             with self._failing("an update of the weights failed"):
                 return self._engine.update_weights(put, version)
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache between two iterations."""
+        with self.turn():
+            self._engine.forget_prefixes()
+
     def close(self, free: Callable[[], object]) -> None:
         """Refuse further turns, and call `free`."""
         with interrupt_later(), self._lock:

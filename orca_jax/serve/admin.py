@@ -1,4 +1,4 @@
-"""Routes that change a running server: new weights, with a key of their own, and adapters, as in vLLM."""
+"""Routes that change a running server: weights and prefix cache, with keys of their own, and adapters, as in vLLM."""
 
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,14 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.values.checks import adapter_name_fault
 from orca_jax.values.errors import ConfigError, RequestError
 
-ADMIN_PATH = "/update_weights_from_disk"
+UPDATE_PATH = "/update_weights_from_disk"
+RESET_PATH = "/reset_prefix_cache"
+ADMIN_PATHS = frozenset({UPDATE_PATH, f"{UPDATE_PATH}/", RESET_PATH, f"{RESET_PATH}/"})
+"""The paths that keys of callers do not open."""
 
 
 def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
-    """Build the route, if the server has keys for it. It accepts these keys alone.
+    """Build the routes, if the server has keys for them. They accept these keys alone.
 
     Raises:
         ConfigError: the file of keys or the folder cannot be used.
@@ -43,7 +46,26 @@ def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
     async def update(request: Request) -> Response:
         return await _update(service, root.resolve(), request)
 
-    return [Route(ADMIN_PATH, Access(request_response(update), keys, ()), methods=["POST"])]
+    async def reset(request: Request) -> Response:
+        return await _reset(service, request)
+
+    handlers = {UPDATE_PATH: update, RESET_PATH: reset}
+    return [
+        Route(path, Access(request_response(handler), keys, ()), methods=["POST"])
+        for path, handler in handlers.items()
+    ]
+
+
+async def _reset(service: Service, request: Request) -> Response:
+    """Empty the prefix cache of the devices. Raises ApiError for a wish that would be ignored."""
+    for name, value in request.query_params.items():
+        if value.lower() != "false":
+            raise ApiError(400, f"{name} must be false: running requests and files are kept", name)
+    try:
+        await service.client.reset_prefix_cache()
+    except LinkError as error:
+        raise api_error(error, service.config.overload_status) from None
+    return Response()
 
 
 async def _update(service: Service, root: Path, request: Request) -> Response:

@@ -49,6 +49,11 @@ def test_tasks_share_the_engine() -> None:
                 oracle(text, greedy) for text in texts
             ]
             assert [output.prompt for output in outputs] == texts
+            long = "e" * 40
+            await last(llm.generate(long, greedy))
+            assert (await last(llm.generate(long, greedy))).num_cached_tokens >= 32
+            assert await llm.reset_prefix_cache() is True
+            assert (await last(llm.generate(long, greedy))).num_cached_tokens == 0
             named = await all_of(
                 llm.generate("a", greedy, "mine"), llm.generate("bb", greedy, request_id="mine")
             )

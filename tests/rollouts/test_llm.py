@@ -130,3 +130,19 @@ def test_open_requests_can_be_aborted_and_quantised_weights_are_kept(program_cac
 def test_the_toy_has_no_weights() -> None:
     with LLM("preset:toy") as llm, pytest.raises(ConfigError, match="toy model has no weights"):
         llm.update_params({})
+
+
+def test_an_empty_prefix_cache_changes_no_token(program_cache: str) -> None:
+    """Also while a request runs, whose pages no other one finds any more."""
+    with small(program_cache) as llm:
+        (expected,) = llm.generate([PROMPTS[0]], EACH[0], use_tqdm=False)
+        (again,) = llm.generate([PROMPTS[0]], EACH[0], use_tqdm=False)
+        assert again.num_cached_tokens == 17, "all but the last"
+        assert llm.reset_prefix_cache() is True
+        pieces = llm.stream_text(PROMPTS[0], EACH[0])
+        begin = next(pieces)
+        llm.reset_prefix_cache()
+        (beside,) = llm.generate([PROMPTS[0]], EACH[0], use_tqdm=False)
+        assert beside.num_cached_tokens == 0
+        assert begin + "".join(pieces) == expected.outputs[0].text
+    assert texts([again, beside]) == texts([expected] * 2)

@@ -12,6 +12,7 @@ import pytest
 from orca_jax.link.wire import (
     EngineAnswer,
     EngineCall,
+    ForgetPrefixes,
     Message,
     ReadWeights,
     ReplaceWeights,
@@ -24,12 +25,15 @@ from orca_jax.values.errors import ConfigError
 from tests.serve.played import PlayedLink, Stage, on_stage, saying
 
 PATH = "/update_weights_from_disk"
+RESET = "/reset_prefix_cache"
 ADMIN = {"authorization": "Bearer admin-key"}
 USER = {"authorization": "Bearer user-key"}
 
 
 class UpdatedLink(PlayedLink):
     """Answers updates as an engine: folders named "bad" are refused, and the version is 5 if none is given."""
+
+    num_resets = 0
 
     def send(self, message: Message) -> None:
         super().send(message)
@@ -44,6 +48,9 @@ class UpdatedLink(PlayedLink):
                 )
             case EngineCall(number, ReplaceWeights(aborts)):
                 self.aborts, answer = aborts, EngineAnswer(number, version=self.version)
+            case EngineCall(number, ForgetPrefixes()):
+                self.num_resets += 1
+                answer = EngineAnswer(number)
             case _:
                 return
         asyncio.get_running_loop().call_soon(self._client.take_message, answer)
@@ -214,3 +221,18 @@ def test_a_missing_folder_is_refused_at_start(config: ServerConfig, tmp_path: Pa
         assert caught.value.param == "weights_root"
 
     on_stage(saying("ab"), act)
+
+
+def test_the_prefix_cache_is_emptied_by_its_own_key_alone(config: ServerConfig) -> None:
+    calls = [
+        (RESET, ADMIN, None),
+        (RESET + "/", ADMIN, None),
+        (RESET + "?reset_external=false", ADMIN, None),
+        (RESET, USER, None),
+        (RESET + "/", {}, None),
+        (RESET + "?reset_running_requests=true", ADMIN, None),
+    ]
+    answers, link = post(config, calls)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401, 400]
+    assert answers[-1].json()["error"]["param"] == "reset_running_requests"
+    assert link.num_resets == 3
