@@ -2,6 +2,7 @@
 
 reference  the oracle: token by token (`reference.py`)
 xla        requests with one token all at once, the others in chunks (`xla.py`)
+triton     the same for CUDA cards, by kernels (`triton.py`)
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from orca_jax.kernels.linear_state.parts import LinearTokens
 from orca_jax.kernels.state_rows import StateRows
 
 BACKENDS = (
+    Backend("triton", "orca_jax.kernels.linear_state.triton", "cuda"),
     Backend("xla", "orca_jax.kernels.linear_state.xla"),
     Backend("reference", "orca_jax.kernels.linear_state.reference"),
 )
@@ -35,7 +37,7 @@ def linear_state(
         tokens: the inputs of all requests, flattened.
         states: the pool of matrices S of all heads; donated by the caller, so that the update is in place.
         rows: the requests; those with one token first.
-        implementation: the name of a backend; None takes `xla`.
+        implementation: the name of a backend; None takes the default of the platform.
 
     Returns:
         The result of each token, zero for padding, and the pool with the states after the last tokens.

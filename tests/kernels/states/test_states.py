@@ -26,6 +26,7 @@ FEW = settings(
     deadline=None,
 )
 UNIT = 2e-5  # largest difference from float64, for results of order ten
+HALVES = 3e-4  # likewise, for factors of 16 bits
 
 
 class Mix(NamedTuple):
@@ -148,10 +149,14 @@ def short_chunks() -> Any:
     chunks.CHUNK = size
 
 
-def check(found: tuple[jax.Array, jax.Array], wanted: tuple[np.ndarray, np.ndarray]) -> None:
+def check(
+    found: tuple[jax.Array, jax.Array],
+    wanted: tuple[np.ndarray, np.ndarray],
+    allowed: float = UNIT,
+) -> None:
     # NaN equals NaN: what is not a target is not touched
     for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=UNIT, atol=UNIT)
+        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=allowed, atol=allowed)
 
 
 @pytest.mark.parametrize("implementation", [backend.name for backend in conv.BACKENDS])
@@ -174,7 +179,8 @@ def test_short_conv(implementation: str, mix: Mix) -> None:
 def test_linear_state(implementation: str, has_beta: bool, mix: Mix) -> None:
     tokens, states = linear_tokens(has_beta=has_beta), pool(mix, HEADS, KEYS, DIM)
     found = compiled(linear.linear_state, implementation)(tokens, states, mix.rows)
-    check(found, expected_linear(mix, tokens, states))
+    allowed = HALVES if implementation == "triton" else UNIT
+    check(found, expected_linear(mix, tokens, states), allowed)
 
 
 @pytest.mark.parametrize("cuts", [(5, 7), (1,) * 12, (4, 1, 1, 6)])
@@ -216,6 +222,6 @@ def test_unknown_implementation() -> None:
     mix, zeros = Mix((1,), (0,), (1,), (True,)), jnp.zeros((1, 1, 1))
     with pytest.raises(NotImplementedError, match="use one of xla, reference"):
         conv.short_conv(zeros[0], zeros[0], zeros[0], mix.rows, implementation="none")
-    with pytest.raises(NotImplementedError, match="use one of xla, reference"):
+    with pytest.raises(NotImplementedError, match="use one of triton, xla, reference"):
         tokens = linear.LinearTokens(zeros, zeros, zeros, zeros[0])
         linear.linear_state(tokens, zeros[None], mix.rows, implementation="none")
