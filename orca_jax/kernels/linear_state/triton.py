@@ -281,10 +281,11 @@ def _parts(start: Array, length: Array, head: Array, token: _Inputs) -> list[_Pa
     for number in (0, 1):
         place = _place(number)
         at = start + jnp.minimum(place, length - 1)
-        decay = jnp.where(place < length, _numbers(token.decay, at, head), 0.0)
+        since = before + jnp.cumsum(_numbers(token.decay, at, head))
+        is_own = place < length
+        before = jnp.min(jnp.where(is_own, since, before))  # at its last token
         beta = None if token.beta is None else _numbers(token.beta, at, head)
-        parts.append(_Part(at, before + jnp.cumsum(decay), beta))
-        before += jnp.sum(decay)
+        parts.append(_Part(at, jnp.where(is_own, since, before), beta))
     return parts
 
 

@@ -15,7 +15,7 @@ from orca_jax.kernels.linear_state.triton import CHUNK, MOST_KEYS
 from orca_jax.kernels.state_rows import StateRows
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-ALLOWED = 2e-4  # difference from the oracle; factors of products have 16 bits
+ALLOWED = 3e-4  # difference from the oracle; factors of products have 16 bits
 RAGGED = (1, 1, 1, 2, CHUNK, CHUNK + 1, 3 * CHUNK - 5)
 PADDING = 3  # tokens, and a row
 
