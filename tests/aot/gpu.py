@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,11 @@ from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
 from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, Quantised, quantised_matmul
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.maker import Maker
@@ -46,7 +48,7 @@ _OUTSIDE = re.compile(r"^\d+: k(?!CommandBuffer)")
 _SHARED = re.compile(r"shared_memory: (\d+) bytes")
 _LAUNCH = re.compile(r"^\s*\d+: k\w+")
 _COPY = re.compile(r" copy(-start)?\(")
-_OURS = re.compile(r"increments|combine|chunks|experts")
+_OURS = re.compile(r"increments|combine|chunks|experts|state_")
 
 
 def mesh_of(card: str, chips: int = 1) -> Mesh:
@@ -214,6 +216,36 @@ def compile_experts(
     with jax.set_mesh(mesh_of(card)):
         lowered = jax.jit(mix).lower(x, chosen, weights, ExpertKernels(matrix, matrix, matrix))
         return compile_and_read(lowered, [(count, width, width)], ptxas)
+
+
+class StateSizes(NamedTuple):
+    """The sizes of linear attention in a layer."""
+
+    name: str
+    heads: int
+    keys: int
+    values: int
+    has_beta: bool = False
+
+
+def compile_states(
+    ptxas: Path, card: str, sizes: StateSizes, *, rows: int, tokens: int
+) -> tuple[Compiled, int]:
+    """Compile linear attention over twice as many states as rows. Returns the program and the bytes of all states."""
+
+    def floats(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    of_heads = floats(tokens, sizes.heads)
+    keys, values = (floats(*of_heads.shape, size) for size in (sizes.keys, sizes.values))
+    inputs: Any = (keys, keys, values, of_heads, of_heads if sizes.has_beta else None)
+    states = floats(2 * rows, sizes.heads, sizes.keys, sizes.values)
+    index = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    requests: Any = (*(index,) * 4, jax.ShapeDtypeStruct((rows,), jnp.bool_))
+    with jax.set_mesh(mesh_of(card)):
+        attend = jax.jit(linear_state, donate_argnums=1)
+        lowered = attend.lower(LinearTokens(*inputs), states, StateRows(*requests))
+        return compile_and_read(lowered, [states.shape], ptxas), bytes_of(states)
 
 
 def compile_sampler(

@@ -27,9 +27,11 @@ from orca_jax.values.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import (
     CARDS,
+    StateSizes,
     compile_attention,
     compile_experts,
     compile_sampler,
+    compile_states,
     compile_step,
     compile_write,
     mesh_of,
@@ -148,7 +150,10 @@ STATEFUL = [("H200", 1, name, 64) for name in SMALL]
 STATEFUL += [
     ("H200", 1, "LFM3", 64),
     *(("H200", PUBLISHED[name]["H200"], name, 64) for name in PUBLISHED),
+    ("H200", 1, "Qwen3.5 9B", 2048),
+    ("A100", 1, "Qwen3.5 9B", 64),
 ]
+LINEAR = ("small MiniMax", "Qwen3.5 9B")  # models with linear attention
 WRITES = [
     ("H200", LLAMA),
     ("A100", LLAMA),
@@ -176,7 +181,7 @@ def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def name_of(value: Any) -> str:
-    return value.name if isinstance(value, Case) else str(value)
+    return value.name if isinstance(value, Case | StateSizes) else str(value)
 
 
 @pytest.mark.parametrize(("card", "name", "case"), slow_but(QUICK, KERNELS), ids=name_of)
@@ -241,6 +246,41 @@ def test_experts(
     assert found.spilled <= 8
     assert found.shared is not None and found.shared <= SHARED[card]
     rows.append([f"experts, {kind or 'bfloat16'}", card, str(tokens), *found.cells])
+
+
+DELTA_RULE = StateSizes("delta rule of Qwen3.5 9B", 32, 128, 128, has_beta=True)
+STATES = [
+    (card, sizes, tokens)
+    for card in CARDS
+    for tokens in (64, 2048)
+    for sizes in (
+        DELTA_RULE,
+        StateSizes("lightning attention, 64 heads of 128", 64, 128, 128),
+        StateSizes("Mamba-2, 128 heads of 64", 128, 128, 64),
+        StateSizes("Mamba-2, 24 heads of 64, 256 keys", 24, 256, 64),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("card", "sizes", "tokens"), slow_but([("H200", DELTA_RULE, 2048)], STATES), ids=name_of
+)
+def test_states(
+    card: str, sizes: StateSizes, tokens: int, ptxas: Path, rows: list[list[str]]
+) -> None:
+    """The host is asked nothing, however many chunks there are, and states are updated in place."""
+    found, num_bytes = compile_states(ptxas, card, sizes, rows=64, tokens=tokens)
+    assert found.kernels == 3
+    assert found.alias == num_bytes
+    assert not found.copies
+    assert not found.outside_graphs, "the host starts some kernels one by one"
+    # factors of chunks, and both halves of queries and keys
+    chunks = tokens // 64 + min(64, tokens // 2)
+    factors = chunks * 64 * 64 * 4 * (1 + sizes.has_beta) + 2 * tokens * sizes.keys * 4
+    assert found.temp < sizes.heads * factors + 4 * MIB
+    assert found.spilled <= 384
+    assert found.shared is not None and found.shared <= SHARED[card]
+    rows.append([sizes.name, card, str(tokens), *found.cells])
 
 
 @pytest.mark.slow
@@ -335,6 +375,7 @@ def test_step_with_states(
     found, cache_bytes = compile_step(ptxas, card, model, chips=chips, **shape)
     assert found.alias == cache_bytes + 4 * 64 * 1024, "pages or states are not updated in place"
     assert not found.copies
+    assert name not in LINEAR or not found.outside_graphs, "the host starts some kernels one by one"
     assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, (
         "the engine reserves less"
     )
