@@ -18,6 +18,7 @@ import numpy as np
 
 from lab.pages.markdown import Page
 from orca_jax.kernels.kv_pages import RowArrays
+from orca_jax.kernels.linear_state.triton import BLOCK, CHUNK, COLUMNS
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
     INCREMENT_BLOCKS,
@@ -179,11 +180,87 @@ def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
     return row(name, str(tokens), (shared, stages * block_bytes), blocks / mean, times, share)
 
 
+@dataclass(frozen=True)
+class States:
+    """The states of one layer on one device."""
+
+    heads: int
+    keys: int
+    values: int
+    layers: int
+
+    @property
+    def name(self) -> str:
+        """The sizes, as a kernel of the table names them."""
+        return f"{self.heads} of {self.keys} x {self.values}"
+
+
+QWEN = States(32, 128, 128, 24)
+STATE_ROWS = (8, 64, 256)
+STATE_TOKENS = (512, 2048)
+SHARED = 229636  # bytes, as compiled
+PRODUCTS = 3  # of bfloat16 for one of float32
+MMA = 0.5  # of the rate of products, without whole warpgroups
+SPLIT_OPS = 6  # float32 operations for both halves of a factor
+SOLVE_OPS = 5  # on a number of a triangle for each of its rows
+
+
+def state_increments(card: Card, states: States, rows: int) -> list[str]:
+    """A row for single tokens of the delta rule, whose states are read and written once."""
+    size = 4 * rows * states.heads * states.keys * states.values
+    vectors = rows * states.heads * (2 * states.keys + 2 * states.values + 2) * 4
+    moved = 2 * size + vectors
+    operations = card.seconds(6 * size / 4 / card.multiprocessors, card.other_ops)
+    times = {"memory": moved / card.bandwidth, "operations": operations}
+    share = f"{2 * size / moved:.0%} are states, read and written once"
+    name = f"states, one token, {states.name}"
+    return row(name, f"{rows} x 1", (0, 0), 1.0, times, share)
+
+
+def state_chunks(card: Card, states: States, tokens: int) -> list[str]:
+    """A row for one prompt of the delta rule: the factors of all chunks, then the chunks one after the other."""
+    chunks = tokens // CHUNK
+    inputs = CHUNK * states.keys * 4  # bytes of queries or keys of a chunk and a head
+    square = CHUNK * CHUNK * 4
+    factors = -(-chunks * states.heads // card.multiprocessors)
+    blocks = factors * 6 * 2 * BLOCK**2 * states.keys * PRODUCTS
+    solved = factors * 2 * BLOCK**3 * SOLVE_OPS
+    split = factors * 2 * CHUNK**2 * SPLIT_OPS
+    first = {
+        "tensor cores": card.seconds(blocks, MMA * card.flops),
+        "solution": card.seconds(solved + split, card.other_ops),
+        "L2 to one multiprocessor": card.seconds(
+            factors * (2 * inputs + 2 * square), card.l2_bytes
+        ),
+    }
+    programs = states.heads * states.values // COLUMNS
+    rounds = -(-programs // card.multiprocessors) * chunks
+    products = rounds * 2 * CHUNK * COLUMNS * (3 * states.keys + 2 * CHUNK) * PRODUCTS
+    halves = rounds * COLUMNS * (states.keys + 3 * CHUNK) * SPLIT_OPS
+    fetched = 2 * inputs + 2 * square + CHUNK * COLUMNS * 4
+    second = {
+        "tensor cores": card.seconds(products, card.flops),
+        "halves": card.seconds(halves, card.other_ops),
+        "L2 to one multiprocessor": card.seconds(rounds * fetched, card.l2_bytes),
+        "latency": card.latency * rounds / 2,
+    }
+    least = max(first.values()) + max(second.values())
+    worst = sum(first.values()) + sum(second.values())
+    best, most = (1e3 * states.layers * each for each in (least, worst))
+    share = f"{best:.1f} ms of {states.layers} layers, {most:.1f} if nothing overlaps"
+    busiest = rounds * card.multiprocessors / (programs * chunks)
+    name = f"states, chunks, {states.name}"
+    bound = max(second, key=lambda part: second[part])
+    return row(name, str(tokens), (SHARED, 2 * fetched), busiest, {bound: least}, share)
+
+
 def table() -> list[list[str]]:
     """All rows of the table."""
     found = [increments(H200, LLAMA, *work) for work in INCREMENTS]
     found += [increments(H200, GPT2_XL, *work) for work in INCREMENTS if work[1] == 512]
-    return found + [chunks(H200, heads, tokens) for heads in (LLAMA, GPT2_XL) for tokens in CHUNKS]
+    found += [chunks(H200, heads, tokens) for heads in (LLAMA, GPT2_XL) for tokens in CHUNKS]
+    found += [state_increments(H200, QWEN, rows) for rows in STATE_ROWS]
+    return found + [state_chunks(H200, QWEN, tokens) for tokens in STATE_TOKENS]
 
 
 def page(text: str) -> str:

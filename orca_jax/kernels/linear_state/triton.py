@@ -35,7 +35,7 @@ CHUNK = 2 * BLOCK  # C
 MOST_KEYS = 256  # rows of a state, of which registers hold some columns
 _BLOCKS = ((0, 0), (1, 0), (1, 1))  # of a lower triangle
 _LEAST = 16  # of an axis of a product on tensor cores
-_COLUMNS = 32  # of a state in one program, at most
+COLUMNS = 32  # of a state in one program, at most
 _HELD = 4096  # numbers of a state in one program, at most
 _GROUPS = 8  # of requests: programs whose requests are done wait for nothing
 _INPUTS = 32  # of a product of queries and keys, at once
@@ -70,7 +70,7 @@ class _StateShape:
     @property
     def columns(self) -> int:
         """Columns of a state in one program."""
-        return min(_COLUMNS, _power(self.values), max(_LEAST, _HELD // _power(self.keys)))
+        return min(COLUMNS, _power(self.values), max(_LEAST, _HELD // _power(self.keys)))
 
     @property
     def blocks_of_values(self) -> int:
