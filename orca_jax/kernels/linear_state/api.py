@@ -3,6 +3,7 @@
 reference  the oracle: token by token (`reference.py`)
 xla        requests with one token all at once, the others in chunks (`xla.py`)
 triton     the same for CUDA cards, by kernels (`triton.py`)
+tpu        the same for TPUs, the first part by a kernel (`tpu.py`)
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from orca_jax.kernels.state_rows import StateRows
 
 BACKENDS = (
     Backend("triton", "orca_jax.kernels.linear_state.triton", "cuda"),
+    Backend("tpu", "orca_jax.kernels.linear_state.tpu", "tpu"),
     Backend("xla", "orca_jax.kernels.linear_state.xla"),
     Backend("reference", "orca_jax.kernels.linear_state.reference"),
 )

@@ -8,6 +8,7 @@ With `beta`, the number that a token of a chunk adds depends on those of the tok
 a triangular system of equations.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -23,14 +24,26 @@ CHUNK = 64  # tokens
 _einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
+type _SingleTokens = Callable[[LinearTokens, Array, StateRows], tuple[Array, Array]]
+
+
 def attend(
-    tokens: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows
+    tokens: LinearTokens,
+    states: Float[Array, "N H K V"],
+    rows: StateRows,
+    *,
+    single_tokens: _SingleTokens | None = None,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
-    """The results of single tokens, then those of chunks; see `linear_state`."""
+    """The results of single tokens, then those of chunks; see `linear_state`.
+
+    Args:
+        tokens, states, rows: those of `linear_state`.
+        single_tokens: the first part, by a kernel; None: `_single_tokens`.
+    """
     num_tokens = tokens.q.shape[0]
     # [H, T, ...]
     heads = jax.tree.map(lambda each: each.astype(jnp.float32).swapaxes(0, 1), tokens)
-    out, states = _single_tokens(heads, states, rows)
+    out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
         out, states = _chunks(heads, states, rows, out)
     is_present = token_rows(rows, num_tokens).is_present
@@ -42,12 +55,8 @@ def _single_tokens(
 ) -> tuple[Float[Array, "H T V"], Float[Array, "N H K V"]]:
     """The results of the requests with one token. They are the first ones, and no more than there are tokens."""
     num_tokens = heads.q.shape[1]
-    rows = StateRows(*(each[:num_tokens] for each in rows))
+    rows, token = first_tokens(heads, rows)
     is_single = rows.query_len == 1
-    # [R, H, ..]
-    token = jax.tree.map(
-        lambda each: each.at[:, rows.query_start].get(mode="clip").swapaxes(0, 1), heads
-    )
     state = jnp.exp(token.decay)[..., None, None] * states_before(states, rows).astype(jnp.float32)
     new = token.v
     if token.beta is not None:
@@ -57,6 +66,16 @@ def _single_tokens(
     result = _einsum("rhk,rhkv->hrv", token.q, state)
     out = jnp.zeros(heads.v.shape, jnp.float32).at[:, place].set(result, mode="drop")
     return out, write_states(states, rows._replace(query_len=is_single.astype(jnp.int32)), state)
+
+
+def first_tokens(heads: LinearTokens, rows: StateRows) -> tuple[StateRows, LinearTokens]:
+    """The rows that may have one token, no more than there are tokens, and the first token of each, [R, H, ..]."""
+    num_tokens = heads.q.shape[1]
+    rows = StateRows(*(each[:num_tokens] for each in rows))
+    token: LinearTokens = jax.tree.map(
+        lambda each: each.at[:, rows.query_start].get(mode="clip").swapaxes(0, 1), heads
+    )
+    return rows, token
 
 
 def _chunks(

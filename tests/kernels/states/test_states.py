@@ -222,6 +222,6 @@ def test_unknown_implementation() -> None:
     mix, zeros = Mix((1,), (0,), (1,), (True,)), jnp.zeros((1, 1, 1))
     with pytest.raises(NotImplementedError, match="use one of xla, reference"):
         conv.short_conv(zeros[0], zeros[0], zeros[0], mix.rows, implementation="none")
-    with pytest.raises(NotImplementedError, match="use one of triton, xla, reference"):
+    with pytest.raises(NotImplementedError, match="use one of triton, tpu, xla, reference"):
         tokens = linear.LinearTokens(zeros, zeros, zeros, zeros[0])
         linear.linear_state(tokens, zeros[None], mix.rows, implementation="none")
