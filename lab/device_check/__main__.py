@@ -32,6 +32,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 # The scripts run any given Python.
@@ -54,6 +55,14 @@ from lab.device_check.runner import (
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("jax", "flax", "numpy", "orbax", "safetensors")
 Measure = Callable[[str, Setting, Write], None]
+# of kinds of parts that are not in a module of their own name
+_MODULES = {
+    "machine": "rates",
+    "counters": "tune",
+    "step": "steps",
+    "serve": "serving",
+    "curves": "serving",
+}
 
 
 def main() -> int:
@@ -193,30 +202,8 @@ def prepare_jax(args: argparse.Namespace) -> None:
 
 def part_of(name: str) -> Measure:
     """The function of a kind of part, imported here because each needs other packages."""
-    if name == "machine":
-        from lab.device_check.rates import machine as measure
-    elif name == "correct":
-        from lab.device_check.correct import correct as measure
-    elif name == "speed":
-        from lab.device_check.speed import speed as measure
-    elif name == "tune":
-        from lab.device_check.tune import tune as measure
-    elif name == "experts":
-        from lab.device_check.experts import experts as measure
-    elif name == "counters":
-        from lab.device_check.tune import counters as measure
-    elif name == "variants":
-        from lab.device_check.variants import variants as measure
-    elif name == "step":
-        from lab.device_check.steps import step as measure
-    elif name == "engine":
-        from lab.device_check.engine import engine as measure
-    elif name == "serve":
-        from lab.device_check.serving import serve as measure
-    elif name == "curves":
-        from lab.device_check.serving import curves as measure
-    else:
-        from lab.device_check.peer import peer as measure
+    module = import_module(f"lab.device_check.{_MODULES.get(name, name)}")
+    measure: Measure = getattr(module, name)
     return measure
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,10 @@ from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
 from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.linear_state import LinearTokens, linear_state
+from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, Quantised, quantised_matmul
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.maker import Maker
@@ -36,6 +35,7 @@ from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.values.platforms import platform_named
 from tests.aot.compilers import use_cuda
+from tests.aot.models import StateSizes
 from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
 from tests.aot.ptxas import take
 from tests.aot.tpu import bytes_of, on_one_device
@@ -218,34 +218,14 @@ def compile_experts(
         return compile_and_read(lowered, [(count, width, width)], ptxas)
 
 
-class StateSizes(NamedTuple):
-    """The sizes of linear attention in a layer."""
-
-    name: str
-    heads: int
-    keys: int
-    values: int
-    has_beta: bool = False
-
-
 def compile_states(
     ptxas: Path, card: str, sizes: StateSizes, *, rows: int, tokens: int
 ) -> tuple[Compiled, int]:
     """Compile linear attention over twice as many states as rows. Returns the program and the bytes of all states."""
-
-    def floats(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    of_heads = floats(tokens, sizes.heads)
-    keys, values = (floats(*of_heads.shape, size) for size in (sizes.keys, sizes.values))
-    inputs: Any = (keys, keys, values, of_heads, of_heads if sizes.has_beta else None)
-    states = floats(2 * rows, sizes.heads, sizes.keys, sizes.values)
-    index = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    requests: Any = (*(index,) * 4, jax.ShapeDtypeStruct((rows,), jnp.bool_))
+    given = sizes.arguments(rows, tokens)
     with jax.set_mesh(mesh_of(card)):
-        attend = jax.jit(linear_state, donate_argnums=1)
-        lowered = attend.lower(LinearTokens(*inputs), states, StateRows(*requests))
-        return compile_and_read(lowered, [states.shape], ptxas), bytes_of(states)
+        lowered = jax.jit(linear_state, donate_argnums=1).lower(*given)
+        return compile_and_read(lowered, [given[1].shape], ptxas), bytes_of(given[1])
 
 
 def compile_sampler(

@@ -1,7 +1,12 @@
 """Models for compilation: with the sizes of published ones, and small ones with states."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from orca_jax.kernels.linear_state import LinearTokens
+from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.describe import config_from_hf
 
 _FULL = "full_attention"
@@ -81,3 +86,37 @@ PUBLISHED = {
 }
 """The fewest chips that hold the weights in bfloat16: a v5e has 16 GB, a v6e 32 GB, an H200 141 GB."""
 SMALL = tuple(name for name in MODELS if name.startswith("small"))
+
+
+class StateSizes(NamedTuple):
+    """The sizes of linear attention in a layer."""
+
+    name: str
+    heads: int
+    keys: int
+    values: int
+    has_beta: bool = False
+
+    def arguments(self, rows: int, tokens: int) -> tuple[LinearTokens, Any, StateRows]:
+        """The shapes of a call, with twice as many states as rows."""
+
+        def floats(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+        numbers = floats(tokens, self.heads)
+        keys, values = (floats(*numbers.shape, size) for size in (self.keys, self.values))
+        beta = numbers if self.has_beta else None
+        states = floats(2 * rows, self.heads, self.keys, self.values)
+        index: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        is_fresh: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+        given = StateRows(index, index, index, index, is_fresh)
+        return LinearTokens(keys, keys, values, numbers, beta), states, given
+
+
+DELTA_RULE = StateSizes("delta rule of Qwen3.5 9B", 32, 128, 128, has_beta=True)
+STATE_SIZES = (
+    DELTA_RULE,
+    StateSizes("lightning attention, 64 heads of 128", 64, 128, 128),
+    StateSizes("Mamba-2, 128 heads of 64", 128, 128, 64),
+    StateSizes("Mamba-2, 24 heads of 64, 256 keys", 24, 256, 64),
+)

@@ -27,7 +27,6 @@ from orca_jax.values.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import (
     CARDS,
-    StateSizes,
     compile_attention,
     compile_experts,
     compile_sampler,
@@ -36,7 +35,15 @@ from tests.aot.gpu import (
     compile_write,
     mesh_of,
 )
-from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
+from tests.aot.models import (
+    DELTA_RULE,
+    MODELS,
+    NUM_STATES,
+    PUBLISHED,
+    SMALL,
+    STATE_SIZES,
+    StateSizes,
+)
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -248,18 +255,7 @@ def test_experts(
     rows.append([f"experts, {kind or 'bfloat16'}", card, str(tokens), *found.cells])
 
 
-DELTA_RULE = StateSizes("delta rule of Qwen3.5 9B", 32, 128, 128, has_beta=True)
-STATES = [
-    (card, sizes, tokens)
-    for card in CARDS
-    for tokens in (64, 2048)
-    for sizes in (
-        DELTA_RULE,
-        StateSizes("lightning attention, 64 heads of 128", 64, 128, 128),
-        StateSizes("Mamba-2, 128 heads of 64", 128, 128, 64),
-        StateSizes("Mamba-2, 24 heads of 64, 256 keys", 24, 256, 64),
-    )
-]
+STATES = [(card, sizes, tokens) for card in CARDS for tokens in (64, 2048) for sizes in STATE_SIZES]
 
 
 @pytest.mark.parametrize(

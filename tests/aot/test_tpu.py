@@ -15,12 +15,21 @@ from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.values.config import ModelConfig
 from tests.aot.compilers import skip_without
-from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
+from tests.aot.models import (
+    DELTA_RULE,
+    MODELS,
+    NUM_STATES,
+    PUBLISHED,
+    SMALL,
+    STATE_SIZES,
+    StateSizes,
+)
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import (
     TOPOLOGIES,
     compile_attention,
     compile_sampler,
+    compile_states,
     compile_step,
     compile_write,
 )
@@ -203,6 +212,23 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
     assert not found.copies_of_weights
     assert found.temp < budget(model, 64, 1)
     assert 0 < found.vmem <= VMEM_BUDGET
+
+
+@pytest.mark.parametrize(
+    ("generation", "sizes"),
+    slow_but(
+        [("v6e", DELTA_RULE)],
+        [(each, sizes) for each in ("v5e", "v6e") for sizes in STATE_SIZES[:2]],
+    ),
+)
+def test_states(generation: str, sizes: StateSizes, rows: list[list[str]]) -> None:
+    """The kernel reads and writes the states of single tokens in place: XLA would copy those of all rows."""
+    found, num_bytes = compile_states(generation, sizes, rows=64, tokens=64)
+    assert found.alias == num_bytes
+    assert not found.copies
+    assert found.temp < num_bytes / 2 / 16
+    assert 0 < found.vmem <= VMEM_BUDGET
+    rows.append([sizes.name, generation, "64", mib(found.alias), mib(found.temp), mib(found.vmem)])
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from orca_jax.exec.sampling.programs import (
 )
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
+from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
 from orca_jax.model.block import Block
@@ -36,6 +37,7 @@ from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType
 from orca_jax.values.platforms import platform_named
 from tests.aot.compilers import use_compilers
+from tests.aot.models import StateSizes
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
@@ -166,6 +168,20 @@ def compile_write(
     write = jax.jit(lambda *args: write_kv(*args, implementation="tpu"), donate_argnums=0)
     with jax.set_mesh(mesh):
         return read(write.lower(pages, new, new, requests).compile(), pages)
+
+
+def compile_states(
+    generation: str, sizes: StateSizes, *, rows: int, tokens: int
+) -> tuple[Compiled, int]:
+    """Compile linear attention over twice as many states as rows. Returns the program and the bytes of all states."""
+    mesh = mesh_of(generation, 1)
+    given = jax.tree.map(
+        lambda x: _array(mesh, x.shape, x.dtype), sizes.arguments(rows=rows, tokens=tokens)
+    )
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(linear_state, donate_argnums=1).lower(*given).compile()
+    no_pages: list[KVPages] = []
+    return read(compiled, no_pages, states=[given[1]]), bytes_of(given[1])
 
 
 def _requests(mesh: Mesh, rows: int, pages_per_row: int) -> RowArrays:

@@ -67,6 +67,19 @@ def test_experts_are_compared_and_measured() -> None:
     assert all(row["us"] > 0 for row in rows[2:])
 
 
+def test_states_are_compared_and_measured() -> None:
+    from lab.device_check.part import Setting
+    from lab.device_check.states import states
+
+    rows: list[dict[str, Any]] = []
+    states("", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
+    assert not [row for row in rows if "error" in row]
+    compared, *measured = rows
+    assert 0 < compared["difference"] <= compared["allowed"]
+    assert [row["load"] for row in measured] == ["2 single tokens", "a prompt"]
+    assert all(row["us"] > 0 for row in measured)
+
+
 class SlowWorld:
     """Processes that write one row and then work for a while, by a clock that only they move."""
 

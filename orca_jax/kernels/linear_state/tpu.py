@@ -55,6 +55,8 @@ def attend(
     tokens: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The arguments and the result of `api.linear_state`."""
+    if states.shape[3] % _LANES:  # XLA keeps them in another layout, and would copy all of them
+        return xla.attend(tokens, states, rows)
     return xla.attend(tokens, states, rows, single_tokens=_single_tokens)
 
 
@@ -111,7 +113,7 @@ def _heads_at_once(heads: int, keys: int, values: int) -> int:
 
 @partial(jax.jit, static_argnames="interpret")
 def _launch(
-    indices: _Indices, vectors: _Vectors, states: Float[Array, "N H K V"], *, interpret: bool
+    indices: _Indices, vectors: _Vectors, states: Float[Array, "N H K V"], interpret: Any
 ) -> tuple[Float[Array, "R J B V"], Float[Array, "N H K V"]]:
     """Run the kernel on the requests with one token: results of others are not written."""
     _, blocks, size, values = vectors.v.shape
