@@ -25,12 +25,13 @@ def states(what: str, setting: Setting, write: Write) -> None:
     """Compare each kind with the oracle, and measure it; `what` is not used."""
     kinds = SIZES
     loads = LOADS
+    ragged: tuple[int, ...] = RAGGED
     if setting.dry_run:
         kinds = DRY_SIZES
         loads = DRY_LOADS
-    lengths = RAGGED[:4] if setting.dry_run else RAGGED
+        ragged = RAGGED[:4]
     for kind, sizes in kinds.items():
-        attempt(write, partial(compare, kind, sizes, lengths), kind=kind)
+        attempt(write, partial(compare, kind, sizes, ragged), kind=kind)
     for kind, sizes in kinds.items():
         for load, lengths in loads.items():
             about = {"kind": kind, "load": load}
