@@ -33,9 +33,7 @@ Ref = Any  # Pallas has no public type for references
 class _Indices(NamedTuple):
     """What the kernel knows of each request; references within it."""
 
-    old: Int[
-        Array, " R"
-    ]  # index of the state before the token; that of the new one if there is none
+    old: Int[Array, " R"]  # index of the state before the token; `new` if there is none
     new: Int[Array, " R"]
     is_fresh: Int[Array, " R"]
     is_single: Int[Array, " R"]
@@ -115,7 +113,7 @@ def _heads_at_once(heads: int, keys: int, values: int) -> int:
 def _launch(
     indices: _Indices, vectors: _Vectors, states: Float[Array, "N H K V"], interpret: Any
 ) -> tuple[Float[Array, "R J B V"], Float[Array, "N H K V"]]:
-    """Run the kernel on the requests with one token: results of others are not written."""
+    """Run the kernel on the requests with one token. No other result is written."""
     _, blocks, size, values = vectors.v.shape
     keys = states.shape[2]
 

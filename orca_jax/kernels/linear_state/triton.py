@@ -3,8 +3,8 @@
 Requests with one token are done by a kernel of their own, which reads and writes each state once. Longer ones are cut
 into chunks of C tokens, and two kernels follow, without a question to the host:
 
-1. `_factors`, grid (head, chunk). What depends on no state, for all chunks at once. Of the C x C products of queries
-   and keys, those of earlier tokens remain, weighted by what is left of them. With `beta`, the numbers that tokens add
+1. `_factors`, grid (head, chunk). What depends on no state, for all chunks at once. Products of queries
+   and earlier keys are weighted by what is left of a token. With `beta`, the numbers that tokens add
    are the solution of a triangular system. Its inverse is found by substitution in blocks of `BLOCK` rows: powers of
    the triangle lose all digits if keys are similar.
 2. `_advance`, grid (columns of values, head, group of requests). A program keeps its columns of one state in registers,
@@ -88,16 +88,16 @@ class _StateShape:
         return jax.ShapeDtypeStruct((self.num_tokens, self.num_heads, self.values), jnp.float32)
 
 
-class _Halves(NamedTuple):
+class _HalfPair(NamedTuple):
     """Factors of a product as sums of two numbers of bfloat16, in arrays or references."""
 
     high: Any
     low: Any
 
     @property
-    def T(self) -> "_Halves":
+    def T(self) -> "_HalfPair":
         """The transposed matrix."""
-        return _Halves(self.high.T, self.low.T)
+        return _HalfPair(self.high.T, self.low.T)
 
     @property
     def total(self) -> Array:
@@ -106,11 +106,11 @@ class _Halves(NamedTuple):
         return total
 
 
-class _Inputs(NamedTuple):
+class _SplitTokens(NamedTuple):
     """`LinearTokens` with factors in halves."""
 
-    q: _Halves
-    k: _Halves
+    q: _HalfPair
+    k: _HalfPair
     v: Any
     decay: Any
     beta: Any | None
@@ -133,8 +133,8 @@ class _Factors(NamedTuple):
     """
 
     since: Any
-    pairs: _Halves
-    solve: _Halves | None
+    pairs: _HalfPair
+    solve: _HalfPair | None
 
 
 def attend(
@@ -178,7 +178,7 @@ def _attend(
         interpret=interpret,
     )
     q, k = (_halves(each.astype(jnp.float32)) for each in (tokens.q, tokens.k))
-    inputs = _Inputs(q, k, tokens.v, tokens.decay, tokens.beta)
+    inputs = _SplitTokens(q, k, tokens.v, tokens.decay, tokens.beta)
     given = rows._replace(is_fresh=rows.is_fresh.astype(jnp.int32))
     out, states = _single_tokens(shape, given, inputs, states)
     if num_tokens > 1:
@@ -191,11 +191,11 @@ def _attend(
 
 
 def _single_tokens(
-    shape: _StateShape, rows: StateRows, tokens: _Inputs, states: Float[Array, "N H K V"]
+    shape: _StateShape, rows: StateRows, tokens: _SplitTokens, states: Float[Array, "N H K V"]
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
-    """The results of the requests with one token, the first ones; those of others are not written."""
+    """The results of the requests with one token, the first ones. No other result is written."""
 
-    def kernel(own: StateRows, token: _Inputs, old: Ref, out: Ref, states: Ref) -> None:
+    def kernel(own: StateRows, token: _SplitTokens, old: Ref, out: Ref, states: Ref) -> None:
         block, head, row = (pl.program_id(axis) for axis in range(3))
 
         @pl.when(own.query_len[row] == 1)
@@ -227,14 +227,16 @@ def _single_tokens(
     return out, states
 
 
-def _factors(shape: _StateShape, rows: StateRows, items: RowItems, tokens: _Inputs) -> _Factors:
+def _factors(
+    shape: _StateShape, rows: StateRows, items: RowItems, tokens: _SplitTokens
+) -> _Factors:
     """The factors of all chunks."""
     done = items.within * CHUNK
     start = rows.query_start[items.row] + done
     left = jnp.minimum(rows.query_len[items.row] - done, CHUNK)
     length = jnp.where(jnp.arange(len(left)) < items.total, left, 0)
 
-    def kernel(start: Ref, length: Ref, token: _Inputs, *found: Ref) -> None:
+    def kernel(start: Ref, length: Ref, token: _SplitTokens, *found: Ref) -> None:
         head = pl.program_id(0)
         item = pl.program_id(1)
         since, *matrices = found
@@ -253,7 +255,7 @@ def _factors(shape: _StateShape, rows: StateRows, items: RowItems, tokens: _Inpu
 
     vectors = shape.most_chunks, shape.num_heads, CHUNK
     half = jax.ShapeDtypeStruct((*vectors, CHUNK), jnp.bfloat16)
-    matrices = [_Halves(half, half)] * (1 if tokens.beta is None else 2)
+    matrices = [_HalfPair(half, half)] * (1 if tokens.beta is None else 2)
     launch = pl.pallas_call(
         kernel,
         out_shape=[jax.ShapeDtypeStruct(vectors, jnp.float32), *matrices],
@@ -266,7 +268,7 @@ def _factors(shape: _StateShape, rows: StateRows, items: RowItems, tokens: _Inpu
     return _Factors(since, pairs, solve[0] if solve else None)
 
 
-class _Part(NamedTuple):
+class _TriangleRows(NamedTuple):
     """The tokens of a block of a chunk."""
 
     at: Int[Array, " B"]
@@ -274,7 +276,7 @@ class _Part(NamedTuple):
     beta: Float[Array, " B"] | None
 
 
-def _parts(start: Array, length: Array, head: Array, token: _Inputs) -> list[_Part]:
+def _parts(start: Array, length: Array, head: Array, token: _SplitTokens) -> list[_TriangleRows]:
     """Both blocks of a chunk that begins at token `start`."""
     parts = []
     before = jnp.float32(0)
@@ -285,12 +287,12 @@ def _parts(start: Array, length: Array, head: Array, token: _Inputs) -> list[_Pa
         is_own = place < length
         before = jnp.min(jnp.where(is_own, since, before))  # at its last token
         beta = None if token.beta is None else _numbers(token.beta, at, head)
-        parts.append(_Part(at, jnp.where(is_own, since, before), beta))
+        parts.append(_TriangleRows(at, jnp.where(is_own, since, before), beta))
     return parts
 
 
 def _products(
-    shape: _StateShape, parts: list[_Part], head: Array, token: _Inputs
+    shape: _StateShape, parts: list[_TriangleRows], head: Array, token: _SplitTokens
 ) -> list[dict[tuple[int, int], Float[Array, "B B"]]]:
     """The blocks of `_Factors.pairs`, and of `_Factors.solve` with `beta`."""
     size = min(_INPUTS, _power(shape.keys))
@@ -300,10 +302,10 @@ def _products(
         key = _axis(shape.keys, index, size)
         keys = [_matrix(token.k, part.at, head, key) for part in parts]
         queries = [_matrix(token.q, part.at, head, key) for part in parts]
-        return [
-            {(i, j): total + _dot(first[i], keys[j].T) for (i, j), total in each.items()}
-            for first, each in zip((queries, keys), totals, strict=False)
-        ]
+        done = []
+        for rows, each in zip((queries, keys), totals, strict=False):
+            done.append({(i, j): each[i, j] + _dot(rows[i], keys[j].T) for i, j in each})
+        return done
 
     zeros = {place: jnp.zeros((BLOCK, BLOCK), jnp.float32) for place in _BLOCKS}
     count = pl.cdiv(_power(shape.keys), size)
@@ -328,13 +330,13 @@ def _remains(since: Float[Array, "B B"], is_seen: Bool[Array, "B B"]) -> Float[A
 
 
 def _solution(
-    parts: list[_Part],
+    parts: list[_TriangleRows],
     mutual: dict[tuple[int, int], Float[Array, "B B"]],
     remaining: Float[Array, "B B"],
 ) -> dict[tuple[int, int], Float[Array, "B B"]]:
     """The inverse of the triangle of a chunk, times `beta`: two blocks, and the product that joins them.
 
-    The rows of an inverse follow from those before: `X[i] = e[i] - sum(M[i, j] X[j] for j < i)`. Products of keys are
+    The rows of an inverse follow from earlier rows: `X[i] = e[i] - sum(M[i, j] X[j] for j < i)`. Products of keys are
     symmetric, so the transposed triangle is at hand: its column i has the factors of the rows of X.
 
     Args:
@@ -368,7 +370,7 @@ def _advance(
     shape: _StateShape,
     rows: StateRows,
     begin: Int[Array, " R"],
-    tokens: _Inputs,
+    tokens: _SplitTokens,
     factors: _Factors,
     states: Float[Array, "N H K V"],
     out: Float[Array, "T H V"],
@@ -380,7 +382,9 @@ def _advance(
     """
     groups = min(_GROUPS, shape.num_rows)
 
-    def kernel(own: StateRows, begin: Ref, token: _Inputs, factor: _Factors, *refs: Ref) -> None:
+    def kernel(
+        own: StateRows, begin: Ref, token: _SplitTokens, factor: _Factors, *refs: Ref
+    ) -> None:
         old, _, out, states = refs
         block, head, group = (pl.program_id(axis) for axis in range(3))
         axes = _axis(shape.keys), _axis(shape.values, block, shape.columns)
@@ -502,10 +506,10 @@ def _matrix(refs: Any, at: Int[Array, " B"], head: Array, axis: _Axis) -> Any:
     return jax.tree.map(lambda x: _load(x.at[at[:, None], head, axis.place[None, :]], mask), refs)
 
 
-def _chunk(halves: _Halves, item: Array, head: Array) -> _Halves:
+def _chunk(halves: _HalfPair, item: Array, head: Array) -> _HalfPair:
     """The matrix of a chunk."""
     number = jnp.arange(CHUNK, dtype=jnp.int32)
-    return _Halves(*(half[item, head, number[:, None], number[None, :]] for half in halves))
+    return _HalfPair(*(half[item, head, number[:, None], number[None, :]] for half in halves))
 
 
 def _vector(refs: Any, at: Array, head: Array, axis: _Axis) -> Any:
@@ -519,15 +523,15 @@ def _numbers(ref: Ref, at: Array, head: Array) -> Array:
     return found
 
 
-def _dot(a: _Halves, b: _Halves) -> Float[Array, "M N"]:
-    """The product, without that of the lower halves."""
+def _dot(a: _HalfPair, b: _HalfPair) -> Float[Array, "M N"]:
+    """The product, without the lower half times the lower half."""
     dot = partial(jnp.dot, preferred_element_type=jnp.float32)
     found: Array = dot(a.high, b.low) + dot(a.low, b.high) + dot(a.high, b.high)
     return found
 
 
-def _halves(x: Float[Array, "*N"]) -> _Halves:
+def _halves(x: Float[Array, "*N"]) -> _HalfPair:
     """The halves, by bits: compilers may leave out a conversion there and back."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     high = lax.bitcast_convert_type((bits + (1 << 15)) & -(1 << 16), jnp.float32)
-    return _Halves(high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16))
+    return _HalfPair(high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16))

@@ -37,7 +37,7 @@ def attend(
     """The results of single tokens, then those of chunks; see `linear_state`.
 
     Args:
-        tokens, states, rows: those of `linear_state`.
+        tokens, states, rows: see `linear_state`.
         single_tokens: the first part, by a kernel; None: `_single_tokens`.
     """
     num_tokens = tokens.q.shape[0]
@@ -69,7 +69,7 @@ def _single_tokens(
 
 
 def first_tokens(heads: LinearTokens, rows: StateRows) -> tuple[StateRows, LinearTokens]:
-    """The rows that may have one token, no more than there are tokens, and the first token of each, [R, H, ..]."""
+    """As many rows as there are tokens, at most, and the first token of each row, [R, H, ..]."""
     num_tokens = heads.q.shape[1]
     rows = StateRows(*(each[:num_tokens] for each in rows))
     token: LinearTokens = jax.tree.map(
