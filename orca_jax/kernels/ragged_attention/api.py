@@ -35,6 +35,7 @@ _HERE = "orca_jax.kernels.ragged_attention"
 
 BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
+    Backend("tpu_latents", f"{_HERE}.tpu.latents", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
     # older tensor cores have no bfloat16
     Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),

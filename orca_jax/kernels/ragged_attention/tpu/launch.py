@@ -8,13 +8,13 @@ The grid has one program for each query block with tokens.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, Num
 
 from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention.tpu.plan import BlockRange, Prepared
@@ -26,22 +26,29 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Pages, Ref, Refs, RowScal
 _VMEM_LIMIT = 32 << 20
 
 
+class LatentPages(NamedTuple):
+    """Pages without values of one head: tokens are in lanes. `HeadMajorPages` are the same memory."""
+
+    kv: Num[Array, "N D S"]
+    scale: Float[Array, "N 1 S"] | None
+
+
 def launch(
     kernel: Callable[[Refs], None],
     name: str,
     shape: TpuShape,
     blocks: BlockRange,
     q: jax.Array,
-    pages: TokenMajorPages,
+    pages: TokenMajorPages | LatentPages,
     prepared: Prepared,
     *,
     axis: int,
     window: Int[Array, "1"],
     out_dtype: jnp.dtype,
     interpret: Any,
-    new: jax.Array | None = None,
+    new: tuple[jax.Array, pl.BlockSpec] | None = None,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array, TokenMajorPages]:
+) -> tuple[jax.Array, Any]:
     """Run a kernel over a range of query blocks; `q` and the output are cut into blocks along `axis`.
 
     Args:
@@ -57,7 +64,8 @@ def launch(
         out_dtype: type of the outputs; their shape is that of `q`.
         interpret: the argument of `pallas_call`.
         sinks: see `TpuSoftmax`; None if the shape has none.
-        new: K and V of each row's new token `[R, W]` in float32; None if the kernel does not write them.
+        new: the new token of each row in float32, and the part of them for a query block; None if the kernel does not
+            write them.
 
     Returns:
         The outputs, and the pages; these are unchanged if `new` is None.
@@ -89,12 +97,8 @@ def launch(
     if pages.scale is not None:
         inputs["scale"] = pages.scale, anywhere
     if new is not None:
-        new_block = shape.query_block, new.shape[1]
-        inputs["new"] = (
-            new,
-            pl.BlockSpec(new_block, lambda program, ends, *_: (program + ends[0], 0)),
-        )
-        outputs.append((jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype), anywhere))
+        inputs["new"] = new
+        outputs.append((jax.ShapeDtypeStruct(pages.kv.shape, pages.kv.dtype), anywhere))
         aliases = {len(scalars) + list(inputs).index("kv"): 1}
     scratch = _scratch(shape, pages, tuple(block[1:]) if axis == 0 else tuple(block))
 
@@ -119,17 +123,22 @@ def launch(
         name=name,
         interpret=interpret,
     )(*scalars, *arrays)
-    return results[0], pages if new is None else TokenMajorPages(results[1])
+    return results[0], pages if new is None else pages._replace(kv=results[1])
 
 
-def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> dict[str, Any]:
+def _scratch(
+    shape: TpuShape, pages: TokenMajorPages | LatentPages, sums: tuple[int, ...]
+) -> dict[str, Any]:
     """The scratch memory of a kernel, by role."""
     two = pltpu.SemaphoreType.DMA((2,))
     statistics = pltpu.VMEM((*sums[:2], LANES), jnp.float32)
+    buffer = (2, shape.fetch_pages, *pages.kv.shape[1:])
+    if shape.has_values:
+        buffer = 2, shape.fetch_tokens, pages.kv.shape[2]
     scratch = {
         "parity": pltpu.SMEM((1,), jnp.int32),
         "list_buf": pltpu.SMEM((2, 1, LANES), jnp.int32),
-        "kv_buf": pltpu.VMEM((2, shape.fetch_tokens, pages.kv.shape[2]), pages.dtype),
+        "kv_buf": pltpu.VMEM(buffer, pages.kv.dtype),
         "list_sem": two,
         "kv_sem": two,
         "top": statistics,
@@ -137,9 +146,9 @@ def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> 
         "values": pltpu.VMEM(sums, jnp.float32),
     }
     if pages.scale is not None:
-        scratch["scale_buf"] = pltpu.SMEM(
-            (2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32
-        )
+        # Scales of heads are scalars; those of tokens are in lanes, like the tokens.
+        memory = pltpu.SMEM if shape.has_values else pltpu.VMEM
+        scratch["scale_buf"] = memory((2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32)
         scratch["scale_sem"] = two
     if shape.is_writing:
         scratch |= {"writing": pltpu.SMEM((2,), jnp.int32), "write_sem": two}
