@@ -51,7 +51,15 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 PageLayout = Literal["head_major", "token_major"]
 # see docs/kernels.md
 AttentionName = Literal[
-    "tpu", "tpu_latents", "gpu", "triton", "native", "gather", "xla", "reference"
+    "tpu",
+    "tpu_latents",
+    "gpu",
+    "triton",
+    "triton_latents",
+    "native",
+    "gather",
+    "xla",
+    "reference",
 ]
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]

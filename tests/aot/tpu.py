@@ -169,7 +169,9 @@ def compile_latents(
 
     with jax.set_mesh(mesh):
         program = jax.jit(layer, donate_argnums=2)
-        return read(program.lower(q, k, pages, _requests(mesh, rows, pages_per_row)).compile(), pages)
+        return read(
+            program.lower(q, k, pages, _requests(mesh, rows, pages_per_row)).compile(), pages
+        )
 
 
 def compile_write(
@@ -199,9 +201,7 @@ def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:
     slot = case.num_kv_heads * (1 + case.has_values) * case.head_dim * jnp.dtype(dtype).itemsize
     page = case.num_kv_heads, case.head_dim, case.page_size
     number = (256 << 20) // (slot * case.page_size)
-    shapes = pages_shape(
-        "token_major", number, *page, jnp.dtype(dtype), has_values=case.has_values
-    )
+    shapes = pages_shape("token_major", number, *page, jnp.dtype(dtype), has_values=case.has_values)
     return jax.tree.map(lambda x: _array(mesh, x.shape, x.dtype), shapes)
 
 

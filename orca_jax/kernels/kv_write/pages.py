@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
 
 from orca_jax.kernels.kv_pages import (
@@ -13,6 +14,8 @@ from orca_jax.kernels.kv_pages import (
     write_pages,
 )
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
+
+_LANES = 128  # of a TPU's register
 
 
 def refusal(pages: KVPages) -> str | None:
@@ -55,6 +58,17 @@ def _head_major(
     return write_pieces(pages, k, v, *cut(pages.page_size, k.shape[0], requests))
 
 
+def _gathered(tokens: Array, token: Int[Array, "M S"]) -> Array:
+    """Values or scales `[M, S, K, (D)]` of some tokens.
+
+    A row of scales is widened to whole registers: libtpu's compiler ends its process at a gather of single numbers.
+    """
+    if tokens.ndim == 3:
+        return tokens[token]
+    wide = jnp.broadcast_to(tokens[..., None], (*tokens.shape, _LANES))
+    return lax.optimization_barrier(wide)[token][..., 0]
+
+
 def write_pieces(
     pages: HeadMajorPages,
     k: Array,
@@ -73,7 +87,7 @@ def write_pieces(
     page = jnp.where(piece < count, own, pages.k.shape[0] + piece)
 
     def put(pool: Array, tokens: Array) -> Array:
-        new = jnp.moveaxis(tokens[token], 1, -1)  # [M, K, (D,) S]
+        new = jnp.moveaxis(_gathered(tokens, token), 1, -1)  # [M, K, (D,) S]
         merged = jnp.where(is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[own])
         return pool.at[page].set(merged, mode="drop", unique_indices=True)
 

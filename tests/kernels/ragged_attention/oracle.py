@@ -102,7 +102,9 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
             begin = 0 if case.sliding_window is None else max(0, end - case.sliding_window)
             for head in range(case.num_heads):
                 kv_head = head * case.num_kv_heads // case.num_heads
-                scores = k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * case.scale
+                scores = (
+                    k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * case.scale
+                )
                 if case.soft_cap is not None:
                     scores = case.soft_cap * np.tanh(scores / case.soft_cap)
                 weights = np.exp(scores - scores.max())

@@ -39,7 +39,6 @@ from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import Chunks, attend_chunks
 from orca_jax.kernels.ragged_attention.tpu.increments import Increments, attend_increments
-from orca_jax.kernels.ragged_attention.tpu.launch import LatentPages
 from orca_jax.kernels.ragged_attention.tpu.plan import (
     Prepared,
     blocks_for,
@@ -183,7 +182,7 @@ class AttentionCall:
             "interpret": interpret,
         }
 
-    def increments[P: (TokenMajorPages, LatentPages)](
+    def increments[P: KVPages](
         self, pages: P, new: Float[Array, "T W"] | None
     ) -> tuple[Float[Array, "T H D"], P]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
@@ -197,7 +196,7 @@ class AttentionCall:
         nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
         return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
-    def chunks(self, pages: TokenMajorPages | LatentPages) -> Float[Array, "T H D"] | None:
+    def chunks(self, pages: KVPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None if the batch has no room for any."""
         if self.num_tokens == 1:
             return None

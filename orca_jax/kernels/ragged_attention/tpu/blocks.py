@@ -70,9 +70,7 @@ def rule(heads: Heads) -> BlockSizes:
         compute = _LATENT_TOKENS
         most = max(_LEAST_LATENT_QUERIES, _LATENT_ROWS // heads.groups)
         least = 16 // math.gcd(16, heads.groups)
-    compute, whole = (
-        min(fetch, max(1, n // heads.page_size)) for n in (compute, _WHOLE_TOKENS)
-    )
+    compute, whole = (min(fetch, max(1, n // heads.page_size)) for n in (compute, _WHOLE_TOKENS))
     return BlockSizes(8, max(least, most // least * least), fetch, compute, whole)
 
 

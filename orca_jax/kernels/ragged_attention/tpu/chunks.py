@@ -26,8 +26,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import TokenMajorPages
-from orca_jax.kernels.ragged_attention.tpu.launch import LatentPages, launch
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, SUBLANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step, part_of, walk
@@ -36,7 +36,7 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step,
 def attend_chunks(
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: TokenMajorPages | LatentPages,
+    pages: KVPages,
     prepared: Prepared,
     sinks: Float[Array, " H"] | None = None,
     work: "type[Chunks] | None" = None,
@@ -97,9 +97,7 @@ class Chunks(Kernel):
         lax.fori_loop(
             first_large,
             end_large,
-            lambda index, _: self.add(
-                part_of(pages, step, buffer, index, shape.whole_pages), None
-            ),
+            lambda index, _: self.add(part_of(pages, step, buffer, index, shape.whole_pages), None),
             None,
         )
         # Then the small parts around these; there are some before them only if there is a window.

@@ -29,8 +29,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import TokenMajorPages
-from orca_jax.kernels.ragged_attention.tpu.launch import LatentPages, launch
+from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, Step, part_of, walk
@@ -38,17 +38,17 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, 
 _NONE = -1  # no page
 
 
-def attend_increments(
+def attend_increments[P: KVPages](
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: TokenMajorPages | LatentPages,
+    pages: P,
     prepared: Prepared,
     *,
     new: Float[Array, "T W"] | None = None,
     sinks: Float[Array, " H"] | None = None,
     work: "type[Increments] | None" = None,
     **options: Any,
-) -> tuple[Float[Array, "T H D"], Any]:
+) -> tuple[Float[Array, "T H D"], P]:
     """Compute the outputs of the increments, and write their new tokens if `new` is given.
 
     Increments are the first rows, and their tokens are the first tokens.
@@ -93,9 +93,7 @@ def attend_increments(
 def _kernel(work: "type[Increments]", refs: Refs) -> None:
     walk(
         refs,
-        work(
-            refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block
-        ),
+        work(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
     )
 
 
@@ -133,9 +131,7 @@ class Increments(Kernel):
         def one(index: jax.Array, _: None) -> None:
             part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
             if part.shape.is_writing:
-                pl.when(part.end <= part.first + part.size)(
-                    lambda: self.insert(step, buffer, part)
-                )
+                pl.when(part.end <= part.first + part.size)(lambda: self.insert(step, buffer, part))
             part.clear_passed()
             self.add(step, part)
 

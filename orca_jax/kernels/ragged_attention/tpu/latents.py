@@ -14,7 +14,6 @@ multiply scores and weights.
 The results have D channels of which a model takes those of its latents. The others cost a tenth of the products.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from orca_jax.kernels.ragged_attention.tpu.attention import AttentionCall
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import Chunks
 from orca_jax.kernels.ragged_attention.tpu.increments import Increments, padded
-from orca_jax.kernels.ragged_attention.tpu.launch import LatentPages
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, plan_attention
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
@@ -73,9 +71,8 @@ def attend_prepared(
 ) -> Float[Array, "T H D"]:
     """Attend without writing, by a plan with the first page of the layer."""
     call = _LatentCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
-    view = _viewed(pages)
-    out, _ = call.increments(view, None)
-    return call.merged(out, call.chunks(view))
+    out, _ = call.increments(pages, None)
+    return call.merged(out, call.chunks(pages))
 
 
 def prepare(q: jax.ShapeDtypeStruct, pages: KVPages, requests: RowArrays) -> Prepared:
@@ -105,19 +102,17 @@ def write_and_attend(
     call = _LatentCall(q, pages, own, scores, blocks or blocks_for(q, pages), interpret)
     if pages.is_quantised:
         pages = write_pieces(pages, k, v, own.num_pieces, own.pieces)
-        view = _viewed(pages)
-        out, _ = call.increments(view, None)
-        return call.merged(out, call.chunks(view)), pages
-    out, view = call.increments(_viewed(pages), k[:, 0].astype(pages.dtype))
-    if q.shape[0] > 1:
-        view = lax.cond(own.has_chunks, partial(_write_chunks, k, own), lambda view: view, view)
-    return call.merged(out, call.chunks(view)), HeadMajorPages(view.kv.reshape(pages.k.shape), None)
-
-
-def _write_chunks(k: Float[Array, "T 1 D"], prepared: Prepared, view: LatentPages) -> LatentPages:
-    """The pages with the tokens of chunks."""
-    pages = HeadMajorPages(view.kv[:, None], None)
-    return _viewed(write_pieces(pages, k, None, prepared.num_pieces, prepared.pieces))
+        out, pages = call.increments(pages, None)
+    else:
+        out, pages = call.increments(pages, k[:, 0].astype(pages.dtype))
+        if q.shape[0] > 1:
+            pages = lax.cond(
+                own.has_chunks,
+                lambda pages: write_pieces(pages, k, v, own.num_pieces, own.pieces),
+                lambda pages: pages,
+                pages,
+            )
+    return call.merged(out, call.chunks(pages)), pages
 
 
 def _taken(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> HeadMajorPages:
@@ -127,20 +122,10 @@ def _taken(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> H
     return pages
 
 
-def _viewed(pages: HeadMajorPages) -> LatentPages:
-    """The same memory without the axis of heads, and bytes as e4m3."""
-    kv = pages.k.reshape(pages.k.shape[0], *pages.k.shape[2:])
-    if kv.dtype == jnp.uint8:
-        kv = lax.bitcast_convert_type(kv, jnp.float8_e4m3fn)
-    return LatentPages(kv, pages.k_scale)
-
-
-def _add(
-    softmax: TpuSoftmax, q: jax.Array, part: Part, visible: jax.Array | None
-) -> None:
+def _add(softmax: TpuSoftmax, q: jax.Array, part: Part, visible: jax.Array | None) -> None:
     """Add the pages of a part to the sums of the queries `q [M, D]`."""
     size = part.shape.page_size
-    pages = [part.tokens[page].astype(part.shape.compute_dtype) for page in range(part.num_pages)]
+    pages = [_read(part, page) for page in range(part.num_pages)]
     columns = ((1,), (0,)), ((), ())
     rows = ((1,), (1,)), ((), ())
     scores = jnp.concatenate([softmax.product(q, page, columns) for page in pages], axis=1)
@@ -158,6 +143,14 @@ def _add(
         return sum(parts, start=jnp.zeros(()))
 
     softmax.add_scores(0, scores, visible, weighted)
+
+
+def _read(part: Part, page: int) -> jax.Array:
+    """A page of a part `[D, S]` in the type of products, not scaled."""
+    stored = part.tokens[page]
+    if stored.dtype == jnp.uint8:
+        stored = pltpu.bitcast(stored, jnp.float8_e4m3fn)
+    return stored.astype(part.shape.compute_dtype)
 
 
 def _scales(part: Part) -> jax.Array | None:
@@ -206,7 +199,7 @@ class _LatentIncrements(Increments):
         shift = lax.rem(lane - step[1] % LANES + LANES, LANES)
         is_new = lax.broadcasted_iota(jnp.int32, old.shape, 1) == lane
         tokens[...] = jnp.where(is_new, pltpu.roll(new[...], shift, 1), old).astype(tokens.dtype)
-        self.write(tokens, (writing[buffer], slice(None), columns), buffer).start()
+        self.write(tokens, (writing[buffer], 0, slice(None), columns), buffer).start()
         if shape.has_window:
             # The tokens before the window are cleared next, but not in the pages.
             pl.when(part.begin - part.first > 0)(lambda: self.release(buffer))
@@ -215,7 +208,7 @@ class _LatentIncrements(Increments):
         """A transfer of the size of the written columns, to wait for."""
         columns = pl.ds(0, LANES)
         tokens = self.refs.pages.kv_buf.at[buffer, 0, :, columns]
-        return self.write(tokens, (jnp.int32(0), slice(None), columns), buffer)
+        return self.write(tokens, (jnp.int32(0), 0, slice(None), columns), buffer)
 
 
 class _LatentChunks(Chunks):

@@ -91,9 +91,7 @@ def plan_attention(
     )
 
 
-def blocks_for(
-    q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages
-) -> BlockSizes:
+def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> BlockSizes:
     """The block sizes for these heads on this machine's TPU. Without a TPU here, the rule decides, not the table."""
     device = jax.devices()[0].device_kind
     kv_heads = num_kv_heads(pages, q.shape[2])

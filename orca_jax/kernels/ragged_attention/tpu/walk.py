@@ -158,7 +158,8 @@ class Pages:
 
     def _page_copies(self, page: jax.Array, index: jax.Array, buffer: jax.Array) -> Iterable[Any]:
         there = self.kv_buf.at[buffer, self.shape.place_of(index)]
-        yield pltpu.make_async_copy(self.kv.at[page], there, self.kv_sem.at[buffer])
+        stored = self.kv.at[page] if self.shape.has_values else self.kv.at[page, 0]
+        yield pltpu.make_async_copy(stored, there, self.kv_sem.at[buffer])
         if self.scale is not None and self.scale_buf is not None and self.scale_sem is not None:
             there = self.scale_buf.at[buffer, index]
             yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[buffer])
@@ -234,9 +235,9 @@ class Part:
     def _keep(self, is_kept: Callable[[jax.Array], jax.Array]) -> None:
         """Set the other tokens to zero."""
         mask = is_kept(self._indices())
-        tokens = (
-            self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
-        )
+        tokens = self.tokens[...]
+        if self.shape.is_quantised:
+            tokens = tokens.astype(jnp.int32 if tokens.dtype == jnp.uint8 else jnp.float32)
         self.tokens[...] = jnp.where(mask, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
 
     def _indices(self) -> jax.Array:
