@@ -134,9 +134,36 @@ REFUSED = [
         page_dtype="float8_e4m3fn",
     ),
 ]
+LATENTS = [
+    Case("latents of 16 heads", NAMED, 16, 1, 576, 128, has_values=False, **BF16),
+    Case("latents of 64 heads, pages of 64", NAMED, 64, 1, 576, 64, has_values=False, **BF16),
+    Case(
+        "int8 latents of 16 heads",
+        NAMED,
+        16,
+        1,
+        576,
+        128,
+        has_values=False,
+        dtype="bfloat16",
+        page_dtype="int8",
+    ),
+    Case(
+        "fp8 latents of 16 heads",
+        NAMED,
+        16,
+        1,
+        576,
+        128,
+        has_values=False,
+        dtype="bfloat16",
+        page_dtype="float8_e4m3fn",
+    ),
+]
 KERNELS = [("H200", "gpu", case) for case in HOPPER]
 KERNELS += [("A100", "triton", case) for case in HOPPER + NARROW + REFUSED]
 KERNELS += [("H200", "triton", case) for case in NARROW + REFUSED]
+KERNELS += [(card, "triton_latents", case) for card in CARDS for case in LATENTS]
 STEPS = [
     (card, chips, preset, tokens)
     for card in ("H200", "A100")
@@ -188,6 +215,7 @@ def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[
     assert not found.misaligned, "the hardware faults at such addresses"
     assert found.spilled <= 256 or case.dtype == "float32"
     assert (found.shared or 0) <= SHARED[card]
+    assert not found.outside_graphs, "the host starts some kernels one by one"
     rows.append([f"`{name}`, {case.name}", card, "256", *found.cells])
 
 
@@ -338,6 +366,9 @@ def test_step_with_states(
     assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, (
         "the engine reserves less"
     )
+    if model.latent is not None:
+        assert found.kernels == 3 * model.num_layers, "attention over latents is a kernel"
+        assert not found.outside_graphs, "the host starts some kernels one by one"
     if name in PUBLISHED and model.experts is not None:
         one = 2 * model.experts.count * model.embed_dim * model.mlp_dim // chips
         assert found.temp < one, "matrices of all experts were copied"

@@ -80,6 +80,7 @@ class TritonShape:
         scores: factor, window and cap, without sinks.
         interpret: true to interpret the kernels instead of compiling them.
         has_values: false for latents (`triton_latents.py`), of which each part of the query heads has a program.
+        widest: the largest part of D that is multiplied at once.
     """
 
     head_dim: int
@@ -95,13 +96,18 @@ class TritonShape:
     scores: Scores
     interpret: bool
     has_values: bool = True
+    widest: int = 256  # part of D
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """Start and size of each part of D: the powers of two whose sum it is, the largest first."""
-        bits = [1 << bit for bit in reversed(range(self.head_dim.bit_length()))]
-        sizes = [size for size in bits if self.head_dim & size]
-        return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+        """Start and size of each part of D: powers of two, the largest first."""
+        rest = self.head_dim
+        parts = []
+        while rest:
+            size = min(1 << (rest.bit_length() - 1), self.widest)
+            parts.append((self.head_dim - rest, size))
+            rest -= size
+        return parts
 
 
 class _Cache(NamedTuple):

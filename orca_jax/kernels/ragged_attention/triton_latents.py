@@ -7,7 +7,7 @@ in vectors. It is read once: its columns are the keys, and its rows the values.
     scores  [M, C] = q [M, D] . block                       M = the query heads, or those of several queries
     values  [M, D] = weights [M, C] . block^T               D = 576 is 512 + 64
 
-All query heads share the latents. Up to 64 of them are the rows of one program. More heads have several programs, which
+All query heads share the latents. Up to 32 of them are the rows of one program. More heads have several programs, which
 are neighbours and read the same pages from the second-level cache. A partial result has D numbers for each query head,
 as much memory as 32 tokens for 16 heads: so pieces are fewer and longer than those of keys and values.
 """
@@ -29,11 +29,11 @@ from orca_jax.kernels.ragged_attention.triton import (
     attend_shaped,
 )
 
-MOST_HEADS = 64
-"""Query heads of a program: their sums fill half of the registers of 8 warps."""
+MOST_HEADS = 32
+"""Query heads of a program: with more, or with more rows of chunks, its sums do not fit into registers of an A100."""
 
 _BLOCK = 32  # tokens; three blocks of DeepSeek's latents take 108 KiB
-_CHUNK_ROWS = 64
+_WIDEST = 128  # part of D: a product of all of it would hold its queries in registers
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
@@ -106,10 +106,10 @@ def shape_of(
         scores=replace(scores, sinks=None),
         interpret=interpret,
         has_values=False,
+        widest=_WIDEST,
     )
 
 
 def for_chunks(shape: TritonShape) -> TritonShape:
-    """Parameters for chunks: 64 rows, whose sums take half of the registers of 8 warps."""
-    rows = max(32 if shape.dtype == jnp.float32 else _CHUNK_ROWS, shape.rows)
-    return replace(shape, rows=rows, warps=8, stages=2)
+    """Parameters for chunks: a program has as many rows as for the most heads."""
+    return replace(shape, rows=max(MOST_HEADS, shape.rows), warps=8)
