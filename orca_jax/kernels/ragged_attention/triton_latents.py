@@ -33,6 +33,9 @@ MOST_HEADS = 32
 """Query heads of a program: with more, or with more rows of chunks, its sums do not fit into registers of an A100."""
 
 _BLOCK = 32  # tokens; three blocks of DeepSeek's latents take 108 KiB
+_FEW_TOKENS = (
+    512  # chunks are short, such as tokens to verify, and large tiles would have empty rows
+)
 _WIDEST = 128  # part of D: a product of all of it would hold its queries in registers
 
 
@@ -75,7 +78,9 @@ def attend(
     shape = shape_of(q, pages, scores, interpret=interpret)
     kv = pages.k.reshape(-1, pages.page_size)
     items = shape.num_kv_heads * (multiprocessors or multiprocessors_here())
-    return attend_shaped(q, kv, pages.k_scale, requests, scores, shape, for_chunks(shape), items)
+    return attend_shaped(
+        q, kv, pages.k_scale, requests, scores, shape, for_chunks(shape, q.shape[0]), items
+    )
 
 
 def shape_of(
@@ -110,6 +115,8 @@ def shape_of(
     )
 
 
-def for_chunks(shape: TritonShape) -> TritonShape:
-    """Parameters for chunks: a program has as many rows as for the most heads."""
+def for_chunks(shape: TritonShape, num_tokens: int) -> TritonShape:
+    """Parameters for the chunks of a batch: in a large one several queries of a prompt share what they read."""
+    if num_tokens <= _FEW_TOKENS:
+        return shape
     return replace(shape, rows=max(MOST_HEADS, shape.rows), warps=8)

@@ -29,6 +29,8 @@ SIZES = [
     for heads, size, head_dim in ((1, 32, 64), (20, 64, 48), (65, 48, 16), (128, 128, 80))
     for sizes in [{"num_heads": heads, "page_size": size, "head_dim": head_dim}]
 ]
+LONG = replace(SMALL, name="latents: a long prompt", requests=((1, 9), (600, 610)), head_dim=16)
+SIZES += [LONG]
 ALL = [SMALL, *(pytest.param(case, marks=pytest.mark.slow) for case in (*LATENT_CASES, *SIZES))]
 
 
