@@ -224,8 +224,9 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     requests = RowArrays(page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
     of_token = np.where(seen[:, :, 0], 1, np.float32(case.filler))
     if not case.has_values:
-        only = _lay_out(k, k, of_token, "head_major")
-        return Arrays(q, HeadMajorPages(only[0], None, only[2]), requests)
+        both = _lay_out(k, k, of_token, "head_major")
+        assert isinstance(both, HeadMajorPages)
+        return Arrays(q, both._replace(v=None, v_scale=None), requests)
     return Arrays(q, _lay_out(k, v, of_token, layout), requests)
 
 

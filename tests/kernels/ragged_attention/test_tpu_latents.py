@@ -12,6 +12,8 @@ from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import Scores, implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, LATENT_CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.self_test import Trial, try_kernels
+from orca_jax.kernels.ragged_attention.tpu import latents
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, rule
 from orca_jax.kernels.ragged_attention.tpu.latents import attend, write_and_attend
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
@@ -90,6 +92,19 @@ def test_new_tokens_are_written(case: Case) -> None:
 def test_every_case_without_races(case: Case) -> None:
     with strictly() as interpret:
         check_written(case, interpret, TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [0.0, 0.5])
+def test_the_self_test_finds_a_wrong_kernel(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(*arguments: Any) -> Any:
+        out, pages = write_and_attend(*arguments, interpret=True)
+        return out + wrong, pages
+
+    monkeypatch.setattr(latents, "write_and_attend", layer)
+    trial = Trial(4, 1, 48, 128, "float32", "float32", has_values=False)
+    problem = try_kernels(trial, "tpu_latents", jax.devices()[0])
+    assert (problem is None) == (wrong == 0.0)
 
 
 @pytest.mark.parametrize(
