@@ -7,9 +7,9 @@ a page is one transfer without padding, and its keys need no transposition. With
     values  [M, D] = weights [M, S] . page^T    from the same registers; M = the H queries of a token, or of several
 
 The loop, the transfers, the plan and the online softmax are those of keys and values (`attention.py`). A new token is a
-column of its page, and the kernel of increments transfers the 128 columns around it back. Chunks, and all tokens of
-8-bit pages, are written before attention in plain XLA. Scales of 8-bit pages are in lanes like their tokens, and
-multiply scores and weights.
+column of its page, and the kernel of increments transfers the 128 columns around it back. The columns of chunks have a
+kernel of their own (`kv_write/tpu_latents.py`), and all tokens of 8-bit pages are written in plain XLA. Scales of 8-bit
+pages are in lanes like their tokens, and multiply scores and weights.
 
 The results have D channels of which a model takes those of its latents. The others cost a tenth of the products.
 """
@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
 from orca_jax.kernels.kv_write.pages import write_pieces
+from orca_jax.kernels.kv_write.tpu_latents import write_latents
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.tpu.attention import AttentionCall
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
@@ -104,14 +105,10 @@ def write_and_attend(
         pages = write_pieces(pages, k, v, own.num_pieces, own.pieces)
         out, pages = call.increments(pages, None)
     else:
-        out, pages = call.increments(pages, k[:, 0].astype(pages.dtype))
+        new = k[:, 0].astype(pages.dtype)
+        out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
-            pages = lax.cond(
-                own.has_chunks,
-                lambda pages: write_pieces(pages, k, v, own.num_pieces, own.pieces),
-                lambda pages: pages,
-                pages,
-            )
+            pages = write_latents(pages, new, own.num_pieces, own.pieces, interpret=interpret)
     return call.merged(out, call.chunks(pages)), pages
 
 
