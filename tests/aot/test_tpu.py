@@ -141,7 +141,7 @@ def test_latents(generation: str, dtype: str, case: Case, rows: list[list[str]])
     found = compile_latents(generation, case, dtype, rows=64, tokens=64, pages_per_row=64)
     assert found.alias >= 255 * MIB, "the cache is not updated in place"
     assert not found.copies
-    assert found.temp < 16 * MIB, "the cache of 256 MiB was copied"
+    assert found.temp < 64 * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.vmem <= VMEM_BUDGET
     name = case.name if dtype == "bfloat16" else f"{dtype}, {case.name}"
     sizes = mib(found.alias), mib(found.temp), mib(found.vmem)

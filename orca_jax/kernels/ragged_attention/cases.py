@@ -165,7 +165,7 @@ LATENT_CASES = (
     ),
     _latents("latents in a window", ((1, 400), (40, 333)), sliding_window=150, soft_cap=2.0),
 )
-"""Pages without values, of 128 tokens or more: those of TPU kernels are whole registers."""
+"""Pages without values, of 128 tokens or more, which fill whole registers of a TPU."""
 
 
 HOPPER_CASES = (

@@ -518,7 +518,7 @@ def attend_shaped(
         requests: the requests.
         scores: factor, window, cap and sinks.
         shape: the parameters for increments.
-        chunk_shape: those for chunks.
+        chunk_shape: the parameters for chunks.
         items: pieces of increments for all KV heads together, beside one for each row.
     """
     page_table, _, query_len, context_len = requests

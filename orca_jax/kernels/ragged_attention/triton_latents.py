@@ -9,7 +9,7 @@ in vectors. It is read once: its columns are the keys, and its rows the values.
 
 All query heads share the latents. Up to 32 of them are the rows of one program. More heads have several programs, which
 are neighbours and read the same pages from the second-level cache. A partial result has D numbers for each query head,
-as much memory as 32 tokens for 16 heads: so pieces are fewer and longer than those of keys and values.
+as much memory as 32 tokens for 16 heads: so pieces are fewer and longer than in `triton.py`.
 """
 
 from dataclasses import replace
@@ -67,7 +67,7 @@ def attend(
     multiprocessors: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
-    """`ragged_attention` over pages without values; the other arguments are those of `triton.attend`.
+    """`ragged_attention` over pages without values; `triton.attend` has the other arguments.
 
     Raises:
         NotImplementedError: `refusal` returns a reason, or the window is traced.

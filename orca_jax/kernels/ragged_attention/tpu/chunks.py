@@ -97,7 +97,9 @@ class Chunks(Kernel):
         lax.fori_loop(
             first_large,
             end_large,
-            lambda index, _: self.add(part_of(pages, step, buffer, index, shape.whole_pages), None),
+            lambda index, _: self.add_part(
+                part_of(pages, step, buffer, index, shape.whole_pages), None
+            ),
             None,
         )
         # Then the small parts around these; there are some before them only if there is a window.
@@ -111,7 +113,7 @@ class Chunks(Kernel):
             index = jnp.where(number < before, first + number, after + number - before)
             part = part_of(pages, step, buffer, index, shape.compute_pages)
             part.clear_passed()
-            self.add(part, self._visible(step, part))
+            self.add_part(part, self._visible(step, part))
 
         lax.fori_loop(0, before + jnp.maximum(end - after, 0), masked, None)
 
@@ -148,7 +150,7 @@ class Chunks(Kernel):
             return visible
         return visible & (key > last - rows.window[0])
 
-    def add(self, part: Part, visible: jax.Array | None) -> None:
+    def add_part(self, part: Part, visible: jax.Array | None) -> None:
         """Add a part to the sums of all heads."""
         shape = part.shape
         for head in range(shape.num_kv_heads):

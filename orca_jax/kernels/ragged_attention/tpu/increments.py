@@ -133,11 +133,11 @@ class Increments(Kernel):
             if part.shape.is_writing:
                 pl.when(part.end <= part.first + part.size)(lambda: self.insert(step, buffer, part))
             part.clear_passed()
-            self.add(step, part)
+            self.add_part(step, part)
 
         lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
 
-    def add(self, step: Step, part: Part) -> None:
+    def add_part(self, step: Step, part: Part) -> None:
         """Add a part to the sums of all bundles."""
         shape = part.shape
         queries = self.refs.q.at[step[1] - self.begin_of_block]

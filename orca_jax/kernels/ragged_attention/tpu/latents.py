@@ -6,12 +6,12 @@ a page is one transfer without padding, and its keys need no transposition. With
     scores  [M, S] = q [M, D] . page            a product for each page of a part
     values  [M, D] = weights [M, S] . page^T    from the same registers; M = the H queries of a token, or of several
 
-The loop, the transfers, the plan and the online softmax are those of keys and values (`attention.py`). A new token is a
+The kernels of keys and values (`attention.py`) share their loop, transfers, plan and online softmax. A new token is a
 column of its page, and the kernel of increments transfers the 128 columns around it back. The columns of chunks have a
-kernel of their own (`kv_write/tpu_latents.py`), and all tokens of 8-bit pages are written in plain XLA. Scales of 8-bit
-pages are in lanes like their tokens, and multiply scores and weights.
+kernel of their own (`kv_write/tpu_latents.py`), which also writes all tokens of 8-bit pages. Scales of 8-bit pages are
+in lanes like their tokens, and multiply scores and weights.
 
-The results have D channels of which a model takes those of its latents. The others cost a tenth of the products.
+The results have D channels, and a model takes the first ones, of its latents. The others cost a tenth of the products.
 """
 
 from typing import Any
@@ -24,7 +24,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
-from orca_jax.kernels.kv_write.pages import write_pieces
 from orca_jax.kernels.kv_write.tpu_latents import write_latents
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.tpu.attention import AttentionCall
@@ -102,13 +101,12 @@ def write_and_attend(
     own = prepared.of_layer(first_page)
     call = _LatentCall(q, pages, own, scores, blocks or blocks_for(q, pages), interpret)
     if pages.is_quantised:
-        pages = write_pieces(pages, k, v, own.num_pieces, own.pieces)
+        pages = write_latents(pages, k, own.num_pieces, own.pieces, interpret=interpret)
         out, pages = call.increments(pages, None)
     else:
-        new = k[:, 0].astype(pages.dtype)
-        out, pages = call.increments(pages, new)
+        out, pages = call.increments(pages, k[:, 0].astype(pages.dtype))
         if q.shape[0] > 1:
-            pages = write_latents(pages, new, own.num_pieces, own.pieces, interpret=interpret)
+            pages = write_latents(pages, k, own.num_pieces, own.pieces, interpret=interpret)
     return call.merged(out, call.chunks(pages)), pages
 
 
@@ -175,7 +173,7 @@ class _LatentIncrements(Increments):
 
         return padded(new, LANES).T, pl.BlockSpec((new.shape[1], LANES), index_map)
 
-    def add(self, step: Step, part: Part) -> None:
+    def add_part(self, step: Step, part: Part) -> None:
         """Add a part to the sums of a row."""
         q = self.refs.q[step[1] - self.begin_of_block, 0]
         _add(self.refs.softmax, q, part, self.visible(part, q.shape[0]))
@@ -211,7 +209,7 @@ class _LatentIncrements(Increments):
 class _LatentChunks(Chunks):
     """The work on a block of tokens, with the H queries of a token adjacent."""
 
-    def add(self, part: Part, visible: jax.Array | None) -> None:
+    def add_part(self, part: Part, visible: jax.Array | None) -> None:
         """Add a part to the sums of all queries."""
         _add(self.refs.softmax, self.refs.q[0], part, visible)
 
