@@ -5,7 +5,7 @@ in vectors. It is read once: its columns are the keys, and its rows the values.
 
     page_table[row] ->  page [D, S], slots n * C : + C      K = V = block [D, C]
     scores  [M, C] = q [M, D] . block                       M = the query heads, or those of several queries
-    values  [M, D] = weights [M, C] . block^T               D = 576 is 512 + 64
+    values  [M, D] = weights [M, C] . block^T               D = 576 is 4 * 128 + 64
 
 All query heads share the latents. Up to 32 of them are the rows of one program. More heads have several programs, which
 are neighbours and read the same pages from the second-level cache. A partial result has D numbers for each query head,

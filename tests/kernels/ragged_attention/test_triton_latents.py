@@ -76,7 +76,7 @@ def test_many_heads_are_several_programs(heads: int, parts: int, rows: int) -> N
     q, pages = shapes(num_heads=heads)
     shape = shape_of(q, pages, Scores(1.0))
     assert (shape.num_kv_heads, shape.rows) == (parts, rows)
-    assert shape.parts == [(0, 512), (512, 64)]
+    assert shape.parts == [*((128 * part, 128) for part in range(4)), (512, 64)]
 
 
 @pytest.mark.parametrize(
