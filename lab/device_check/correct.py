@@ -32,7 +32,14 @@ from orca_jax.kernels.ragged_attention import (
     ragged_attention,
     write_and_attend,
 )
-from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
+from orca_jax.kernels.ragged_attention.cases import (
+    CASES,
+    HOPPER_CASES,
+    LATENT_CASES,
+    Case,
+    fitted,
+    make_arrays,
+)
 from orca_jax.kernels.ragged_attention.gather import attend as ragged_attention_gather
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES
 from orca_jax.kernels.ragged_attention.reference import attend as ragged_attention_reference
@@ -54,6 +61,8 @@ DRY = {
     "triton": ("fp8 pages",),
     "gather": ("int8 pages",),
 }
+LATENTS = {"gpu": "triton_latents", "tpu": "tpu_latents"}
+"""The kernels of latents that are checked with others."""
 BIG = 9 << 30  # bytes of a cache with more than 2**31 elements
 DRY_WRITES = ("increments and chunks with padding", "bfloat16", "int8 pages")
 
@@ -65,7 +74,12 @@ def correct(what: str, setting: Setting, write: Write) -> None:
         return
     if not is_fit(what, setting, write):
         return
-    checks = [*cases(what, setting), *real_sizes(what, setting), *big_cache(what, setting)]
+    checks = [
+        *cases(what, setting),
+        *real_sizes(what, setting),
+        *big_cache(what, setting),
+        *latents(what, setting),
+    ]
     attempt_all(write, [check for check in checks if setting.case in (None, check[0]["case"])])
 
 
@@ -121,6 +135,24 @@ def cases(what: str, setting: Setting) -> list[Check]:
         )
 
     return [({"case": case.name}, partial(prepare, case)) for case in table if case.name in names]
+
+
+def latents(what: str, setting: Setting) -> list[Check]:
+    """Pages without values, by the kernels of the same devices: those of the table, and DeepSeek's with 64 rows."""
+    name = LATENTS.get(what)
+    if name is None:
+        return []
+    sizes = ((1, 1 + 37 * i % 900) for i in range(62))
+    many = replace(LATENT_CASES[3], name="latents, 64 rows", requests=(*sizes, (5, 900), (70, 300)))
+    table = LATENT_CASES[:1] if setting.dry_run else (many, *LATENT_CASES)
+
+    def prepare(case: Case) -> Callable[[], Found]:
+        given: Any = [jax.tree.map(jnp.asarray, tuple(make_arrays(case, seed))) for seed in (0, 1)]
+        attend = attention_of(name, setting, case.scores)
+        oracle = ragged_attention_gather if case is many else ragged_attention_reference
+        return compare(attend, case.scores, given, max(case.tolerance, 1e-4), oracle)
+
+    return [({"case": case.name}, partial(prepare, case)) for case in table]
 
 
 def big_cache(what: str, setting: Setting) -> list[Check]:

@@ -12,6 +12,7 @@ import numpy as np
 from lab.device_check.part import Setting, Write
 from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, ragged_attention
+from orca_jax.kernels.ragged_attention.api import BACKENDS
 
 Requests = list[tuple[int, int]]
 """For each request, the tokens of this iteration and the context after them."""
@@ -89,7 +90,7 @@ def attention_of(name: str, setting: Setting, scores: Scores) -> Callable[..., j
     """An implementation as a function of the arrays of `make_batch`; in a dry run kernels are interpreted."""
     if name == "dense":
         return partial(dense_attention, scores=scores)
-    if setting.dry_run and name in ("gpu", "triton", "tpu"):
+    if setting.dry_run and name in ("gpu", "triton", "tpu", "tpu_latents", "triton_latents"):
         return interpreted(name, scores)
     return partial(ragged_attention, scores=scores, implementation=name)
 
@@ -124,6 +125,9 @@ def interpreted(name: str, scores: Scores) -> Callable[..., jax.Array]:
         from orca_jax.kernels.ragged_attention.triton import attend as ragged_attention_triton
 
         return partial(ragged_attention_triton, multiprocessors=1, interpret=True, scores=scores)
+    if name in ("tpu_latents", "triton_latents"):
+        module = next(backend for backend in BACKENDS if backend.name == name).load()
+        return partial(module.attend, interpret=True, scores=scores)
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     from orca_jax.kernels.ragged_attention.hopper.attention import attend as ragged_attention_gpu

@@ -88,14 +88,16 @@ def try_kernels(
             "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
         )
         return Outcome()
-    # An error will say that a model does not divide. Pages without values are read in plain XLA.
-    if uneven_parts(model, tensor) or not model.page_shape.has_values:
+    # An error will say that a model does not divide.
+    if uneven_parts(model, tensor):
         return Outcome()
     held = on_shards(model, tensor)
+    page = held.page_shape
     trial = Trial(
         num_heads=held.num_heads // tensor,
-        num_kv_heads=held.num_kv_heads // tensor,
-        head_dim=held.head_dim,
+        num_kv_heads=page.num_kv_heads // tensor,
+        head_dim=page.head_dim,
+        has_values=page.has_values,
         page_size=pages.size,
         dtype=dtype,
         page_dtype=dtype if pages.dtype == "auto" else page_dtype(pages.dtype),

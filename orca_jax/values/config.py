@@ -50,7 +50,17 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 # the order of tokens in a page, see kernels/kv_pages.py
 PageLayout = Literal["head_major", "token_major"]
 # see docs/kernels.md
-AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "reference"]
+AttentionName = Literal[
+    "tpu",
+    "tpu_latents",
+    "gpu",
+    "triton",
+    "triton_latents",
+    "native",
+    "gather",
+    "xla",
+    "reference",
+]
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py

@@ -62,6 +62,8 @@ CASES = [
     Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 128, page_dtype="bfloat16"),
     Case("12 heads of 64, int8 pages", NAMED, 12, 12, 64, 128, page_dtype="int8"),
     Case("32 over 8 heads of 128, int8 pages", NAMED, 32, 8, 128, 128, page_dtype="int8"),
+    Case("latents of 16 heads", NAMED, 16, 1, 576, 128, page_dtype="bfloat16", has_values=False),
+    Case("latents of 128 heads", NAMED, 128, 1, 576, 128, page_dtype="bfloat16", has_values=False),
 ]
 _LINE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(LB|PF)?\s*:\s*(>+)\s*\{(.*)")
 
@@ -95,15 +97,18 @@ def _length(body: list[re.Match[str]], instruction: str) -> int:
 
 def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
     """Measure the cycles of each kernel for one part of a context, or for one page to write."""
-    from tests.aot.tpu import compile_attention, compile_write
+    from tests.aot.tpu import compile_attention, compile_latents, compile_write
 
     groups = case.num_heads // case.num_kv_heads
     itemsize = jnp.dtype(case.page_dtype).itemsize
-    blocks = rule(Heads("", case.num_kv_heads, groups, case.head_dim, case.page_size, itemsize))
-    slot, size = case.num_kv_heads * 2 * case.head_dim * itemsize, case.page_size
+    heads = case.num_kv_heads, groups, case.head_dim, case.page_size, itemsize
+    blocks = rule(Heads("", *heads, has_values=case.has_values))
+    slot = case.num_kv_heads * (1 + case.has_values) * case.head_dim * itemsize
+    size = case.page_size
     with TemporaryDirectory() as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        for compile_one in (compile_attention, compile_write):
+        steps = (compile_attention, compile_write) if case.has_values else (compile_latents,)
+        for compile_one in steps:
             compile_one(generation, case, case.page_dtype, rows=64, tokens=256, pages_per_row=64)
         for kernel, queries, pages in (
             ("increments", 1, blocks.compute_pages),
@@ -112,6 +117,8 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
             flops = 4 * queries * pages * size * case.num_heads * case.head_dim
             cycles = bundles(_schedule(folder, kernel), "vmat")
             yield _found(kernel, case, generation, pages * size * slot, flops, cycles)
+        if not case.has_values:
+            return
         if itemsize == 1:
             # To find the largest values, tokens are read in tiles of 16 in bfloat16; they are written in groups of 32.
             schedule = _schedule(folder, "write_quantised")

@@ -20,7 +20,7 @@ from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
 from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
-from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.matmul import PER_BYTE, MatrixKind, Quantised, quantised_matmul
@@ -149,11 +149,12 @@ def compile_attention(
 ) -> Compiled:
     """Compile one call of a backend with the heads and pages of a case, over a cache of 256 MiB."""
     pages, q, requests = _shapes(case, rows, tokens)
+    shapes = [x.shape for x in jax.tree.leaves(pages)]
     with jax.set_mesh(mesh_of(card)):
         attend = jax.jit(
             lambda *arrays: ragged_attention(*arrays, case.scores, implementation=name)
         )
-        return compile_and_read(attend.lower(q, pages, requests), [pages.kv.shape], ptxas)
+        return compile_and_read(attend.lower(q, pages, requests), shapes[:1], ptxas)
 
 
 def compile_write(
@@ -164,21 +165,17 @@ def compile_write(
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
     with jax.set_mesh(mesh_of(card)):
         lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, requests)
-        return compile_and_read(lowered, [pages.kv.shape], ptxas), bytes_of(pages)
+        shapes = [x.shape for x in jax.tree.leaves(pages)]
+        return compile_and_read(lowered, shapes[:1], ptxas), bytes_of(pages)
 
 
-def _shapes(
-    case: Case, rows: int, tokens: int
-) -> tuple[TokenMajorPages, jax.ShapeDtypeStruct, RowArrays]:
+def _shapes(case: Case, rows: int, tokens: int) -> tuple[KVPages, jax.ShapeDtypeStruct, RowArrays]:
     """Shapes of 256 MiB of pages, of queries and of the other arguments."""
     dtype = jnp.dtype(case.page_dtype)
-    num_pages = (256 << 20) // (
-        case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size
-    )
-    pages = pages_shape(
-        "token_major", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype
-    )
-    assert isinstance(pages, TokenMajorPages)
+    token = case.num_kv_heads * (1 + case.has_values) * case.head_dim * dtype.itemsize
+    num_pages = (256 << 20) // (token * case.page_size)
+    page = case.num_kv_heads, case.head_dim, case.page_size, dtype
+    pages = pages_shape("token_major", num_pages, *page, has_values=case.has_values)
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
     shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
     return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]

@@ -13,12 +13,14 @@ By Little's law, memory stays busy if bandwidth x latency bytes are in flight.
 import argparse
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lab.pages.markdown import Page
-from orca_jax.kernels.kv_pages import RowArrays
+from orca_jax.kernels.kv_pages import HeadMajorPages, RowArrays, pages_shape
 from orca_jax.kernels.linear_state.triton import BLOCK, CHUNK, COLUMNS
+from orca_jax.kernels.ragged_attention import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
     INCREMENT_BLOCKS,
@@ -29,6 +31,7 @@ from orca_jax.kernels.ragged_attention.gpu_plan import (
     most_pieces,
 )
 from orca_jax.kernels.ragged_attention.hopper.increments import CONSUMERS
+from orca_jax.kernels.ragged_attention.triton_latents import for_chunks, shape_of
 from tests.aot.table import MEASURED, replace_table
 
 HEADER = [
@@ -81,6 +84,10 @@ H200, LLAMA, GPT2_XL = Card(), Heads(32, 8, 128), Heads(25, 25, 64)
 SOFTMAX_OPS = 6
 INCREMENTS = [(rows, context) for rows in (1, 8, 64, 256) for context in (512, 4096, 32768)]
 CHUNKS = (1024, 4096, 16384)
+LATENT = 576  # numbers of a token in DeepSeek's layers
+LATENTS = [(16, 1, 32768), (16, 8, 4096), (16, 64, 1024), (16, 64, 8192), (16, 256, 1024)]
+LATENTS += [(128, 64, 1024), (16, 64, 1024, 5), (16, 64, 8192, 5)]
+"""Query heads, rows, context, and queries of each row."""
 
 
 def shares(per_item: np.ndarray, card: Card) -> np.ndarray:
@@ -254,10 +261,59 @@ def state_chunks(card: Card, states: States, tokens: int) -> list[str]:
     return row(name, str(tokens), (SHARED, 2 * fetched), busiest, {bound: least}, share)
 
 
+def latents(card: Card, num_heads: int, rows: int, context: int, queries: int = 1) -> list[str]:
+    """A row for latents of DeepSeek by Triton's kernels. Its share compares the bytes of the latents, read once.
+
+    A program overlaps transfers alone, and its products have half of the rate that needs 64 rows.
+    """
+    q = jax.ShapeDtypeStruct((1, num_heads, LATENT), jnp.bfloat16)
+    pages = pages_shape("token_major", 1, 1, LATENT, 128, jnp.dtype("bfloat16"), has_values=False)
+    assert isinstance(pages, HeadMajorPages)
+    shape = shape_of(q, pages, Scores(1.0))
+    ones = jnp.ones(rows, jnp.int32)
+    sizes = {"block": shape.block, "sliding_window": None}
+    partial = 0
+    if queries == 1:
+        most = rows + card.multiprocessors
+        pieces = cut_contexts(ones, ones * context, num_pieces=most, **sizes)
+        first, end = np.asarray(pieces.fields)[1:3, : int(pieces.total[0])]
+        # Written, then read.
+        partial = 2 * len(first) * num_heads * (LATENT + 1) * 4
+    else:
+        shape = for_chunks(shape, rows * queries)
+        start = queries * jnp.arange(rows, dtype=jnp.int32)
+        requests = RowArrays(start[:, None], start, queries * ones, context * ones)
+        size = shape.rows // shape.groups
+        tiles = cut_queries(requests, size=size, num_tokens=rows * queries, **sizes)
+        _, _, number, position, first, _ = np.asarray(tiles.fields)[:, : int(tiles.total[0])]
+        end = position + number
+    blocks = shares(np.repeat(-(-(end - first) // shape.block), shape.num_kv_heads), card)
+    block_bytes = shape.block * LATENT * 2
+    scores = blocks.max() * shape.rows * shape.block
+    work = card.seconds(scores * LATENT * 4, card.flops / 2)
+    work += card.seconds(scores, card.exponentials)
+    work += card.seconds(scores * (SOFTMAX_OPS + LATENT / shape.block), card.other_ops)
+    useful = rows * context * LATENT * 2
+    times = {
+        "memory": (useful + partial) / card.bandwidth,
+        "L2 to one multiprocessor": card.seconds(blocks.max() * block_bytes, card.l2_bytes),
+        "latency": card.latency * (1 + blocks.max() / shape.stages),
+        "a program": work,
+    }
+    share = f"{useful / card.bandwidth / max(times.values()):.0%} of bandwidth"
+    name = f"latents, {num_heads} heads"
+    if queries > 1:
+        name += f", {queries} queries"
+    flight = shape.stages * block_bytes
+    busiest = blocks.max() / blocks.mean()
+    return row(name, f"{rows} x {context}", (flight, flight), busiest, times, share)
+
+
 def table() -> list[list[str]]:
     """All rows of the table."""
     found = [increments(H200, LLAMA, *work) for work in INCREMENTS]
     found += [increments(H200, GPT2_XL, *work) for work in INCREMENTS if work[1] == 512]
+    found += [latents(H200, *work) for work in LATENTS]
     found += [chunks(H200, heads, tokens) for heads in (LLAMA, GPT2_XL) for tokens in CHUNKS]
     found += [state_increments(H200, QWEN, rows) for rows in STATE_ROWS]
     return found + [state_chunks(H200, QWEN, tokens) for tokens in STATE_TOKENS]

@@ -143,9 +143,36 @@ REFUSED = [
         page_dtype="float8_e4m3fn",
     ),
 ]
+LATENTS = [
+    Case("latents of 16 heads", NAMED, 16, 1, 576, 128, has_values=False, **BF16),
+    Case("latents of 64 heads, pages of 64", NAMED, 64, 1, 576, 64, has_values=False, **BF16),
+    Case(
+        "int8 latents of 16 heads",
+        NAMED,
+        16,
+        1,
+        576,
+        128,
+        has_values=False,
+        dtype="bfloat16",
+        page_dtype="int8",
+    ),
+    Case(
+        "fp8 latents of 16 heads",
+        NAMED,
+        16,
+        1,
+        576,
+        128,
+        has_values=False,
+        dtype="bfloat16",
+        page_dtype="float8_e4m3fn",
+    ),
+]
 KERNELS = [("H200", "gpu", case) for case in HOPPER]
 KERNELS += [("A100", "triton", case) for case in HOPPER + NARROW + REFUSED]
 KERNELS += [("H200", "triton", case) for case in NARROW + REFUSED]
+KERNELS += [(card, "triton_latents", case) for card in CARDS for case in LATENTS]
 STEPS = [
     (card, chips, preset, tokens)
     for card in ("H200", "A100")
@@ -193,14 +220,18 @@ def name_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("card", "name", "case"), slow_but(QUICK, KERNELS), ids=name_of)
 def test_kernels(card: str, name: str, case: Case, ptxas: Path, rows: list[list[str]]) -> None:
-    found = compile_attention(ptxas, card, name, case, rows=64, tokens=256)
+    tokens = 256 if case.has_values else 1024  # with large tiles
+    found = compile_attention(ptxas, card, name, case, rows=64, tokens=tokens)
     assert found.kernels == (2 if name == "gpu" else 3)
-    assert found.temp < 64 * MIB, "the cache of 256 MiB was copied"
+    # the results of 64 heads of latents take 72 MiB
+    most = 64 if case.has_values else 128
+    assert found.temp < most * MIB, "the cache of 256 MiB was copied"
     assert 0 < found.registers <= 255
     assert not found.misaligned, "the hardware faults at such addresses"
     assert found.spilled <= 256 or case.dtype == "float32"
     assert (found.shared or 0) <= SHARED[card]
-    rows.append([f"`{name}`, {case.name}", card, "256", *found.cells])
+    assert not found.outside_graphs, "the host starts some kernels one by one"
+    rows.append([f"`{name}`, {case.name}", card, str(tokens), *found.cells])
 
 
 @pytest.mark.parametrize(("card", "case"), slow_but(QUICK, WRITES), ids=name_of)
@@ -375,6 +406,10 @@ def test_step_with_states(
     assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, (
         "the engine reserves less"
     )
+    if model.latent is not None:
+        # the others are those of experts, in fewer layers
+        assert found.kernels >= 3 * model.num_layers, "attention over latents is not a kernel"
+        assert not found.outside_graphs, "the host starts some kernels one by one"
     if name in PUBLISHED and model.experts is not None:
         one = 2 * model.experts.count * model.embed_dim * model.mlp_dim // chips
         assert found.temp < one, "matrices of all experts were copied"

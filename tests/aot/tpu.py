@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.kernels.ragged_attention.tpu import latents
 from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
 from orca_jax.model.block import Block
 from orca_jax.model.load import abstract_decoder, tensor_mesh
@@ -153,6 +155,27 @@ def compile_attention(
         return read(attend.lower(q, pages, requests).compile(), pages)
 
 
+def compile_latents(
+    generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
+) -> Compiled:
+    """Compile the work of a layer with latents, on a cache of 256 MiB: new tokens are written too."""
+    mesh = mesh_of(generation, 1)
+    pages = _pages_of(case, dtype, mesh)
+    q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16")
+    k = _array(mesh, (tokens, 1, case.head_dim), "bfloat16")
+
+    def layer(q: jax.Array, k: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
+        prepared = latents.prepare(q, pages, requests)
+        first = jnp.int32(0)
+        return latents.write_and_attend(q, k, None, pages, prepared, first, case.scores)
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(layer, donate_argnums=2)
+        return read(
+            program.lower(q, k, pages, _requests(mesh, rows, pages_per_row)).compile(), pages
+        )
+
+
 def compile_write(
     generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
 ) -> Compiled:
@@ -191,11 +214,10 @@ def _requests(mesh: Mesh, rows: int, pages_per_row: int) -> RowArrays:
 
 
 def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:
-    slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
+    slot = case.num_kv_heads * (1 + case.has_values) * case.head_dim * jnp.dtype(dtype).itemsize
     page = case.num_kv_heads, case.head_dim, case.page_size
-    shapes = pages_shape(
-        "token_major", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype)
-    )
+    number = (256 << 20) // (slot * case.page_size)
+    shapes = pages_shape("token_major", number, *page, jnp.dtype(dtype), has_values=case.has_values)
     return jax.tree.map(lambda x: _array(mesh, x.shape, x.dtype), shapes)
 
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -66,8 +67,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("programs"))
 
 
-def outcome_of(body: str, cache: str) -> Outcome:
-    return try_implementations(TRIAL, cache, (sys.executable, "-c", PROCESS.format(body=body)))
+LATENTS = dataclasses.replace(TRIAL, has_values=False)
+
+
+def outcome_of(body: str, cache: str, trial: Trial = TRIAL) -> Outcome:
+    return try_implementations(trial, cache, (sys.executable, "-c", PROCESS.format(body=body)))
 
 
 @pytest.mark.slow
@@ -96,6 +100,25 @@ def test_a_bad_kernel_is_replaced_with_one_warning(
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert f"'fake' ({result}: " in warning
     assert "'xla' is used instead" in warning
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        ("out = out.at[0].add(0.5)", "wrong"),
+        *(pytest.param(BODIES[name], name, marks=pytest.mark.slow) for name in BODIES),
+    ],
+)
+def test_kernels_of_latents(body: str, result: str, cache: str) -> None:
+    (test,) = outcome_of(body, cache, LATENTS).tests
+    assert test.result == result
+
+
+def test_latents_have_kernels_of_their_own() -> None:
+    tpu = Mock(jax.Device, platform="tpu", device_kind="TPU v6 lite", compute_capability="")
+    trial = dataclasses.replace(LATENTS, page_size=128)
+    assert choose(trial, tpu) == "tpu_latents"
+    assert choose(dataclasses.replace(trial, failed=("tpu_latents",)), tpu) == "xla"
 
 
 def test_a_process_without_end_is_killed(caplog: pytest.LogCaptureFixture) -> None:

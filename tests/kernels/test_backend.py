@@ -58,8 +58,10 @@ def test_names() -> None:
         "xla",
         "native",
         "tpu",
+        "tpu_latents",
         "gpu",
         "triton",
+        "triton_latents",
         "gather",
     }
     assert named_backend(TABLE, "new") == TABLE[1]

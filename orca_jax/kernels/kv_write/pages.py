@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax import lax
+from jaxtyping import Array, Int
 
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
@@ -12,7 +13,9 @@ from orca_jax.kernels.kv_pages import (
     stored_tokens,
     write_pages,
 )
-from orca_jax.kernels.kv_write.pieces import cut
+from orca_jax.kernels.kv_write.pieces import PagePieces, cut
+
+_LANES = 128  # of a TPU's register
 
 
 def refusal(pages: KVPages) -> str | None:
@@ -52,20 +55,40 @@ def write(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVP
 def _head_major(
     pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays
 ) -> HeadMajorPages:
-    count, pieces = cut(pages.page_size, k.shape[0], requests)
+    return write_pieces(pages, k, v, *cut(pages.page_size, k.shape[0], requests))
+
+
+def _gathered(tokens: Array, token: Int[Array, "M S"]) -> Array:
+    """Values or scales `[M, S, K, (D)]` of some tokens.
+
+    A row of scales is widened to whole registers: libtpu's compiler ends its process at a gather of single numbers.
+    """
+    if tokens.ndim == 3:
+        return tokens[token]
+    wide = jnp.broadcast_to(tokens[..., None], (*tokens.shape, _LANES))
+    return lax.optimization_barrier(wide)[token][..., 0]
+
+
+def write_pieces(
+    pages: HeadMajorPages,
+    k: Array,
+    v: Array | None,
+    count: Int[Array, ""],
+    pieces: PagePieces,
+) -> HeadMajorPages:
+    """Write the first `count` pieces of the new tokens."""
     slot, piece = (
         jnp.arange(size, dtype=jnp.int32) for size in (pages.page_size, pieces.page.shape[0])
     )
     token = jnp.clip(pieces.token[:, None] + slot, 0, k.shape[0] - 1)  # [M, S]
     is_new = (slot >= pieces.begin[:, None]) & (slot < pieces.end[:, None])
     # unique, like all other pages
-    page = jnp.where(piece < count, pieces.page, pages.k.shape[0] + piece)
+    own = pieces.page + pieces.first_page
+    page = jnp.where(piece < count, own, pages.k.shape[0] + piece)
 
     def put(pool: Array, tokens: Array) -> Array:
-        new = jnp.moveaxis(tokens[token], 1, -1)  # [M, K, (D,) S]
-        merged = jnp.where(
-            is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[pieces.page]
-        )
+        new = jnp.moveaxis(_gathered(tokens, token), 1, -1)  # [M, K, (D,) S]
+        merged = jnp.where(is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[own])
         return pool.at[page].set(merged, mode="drop", unique_indices=True)
 
     pools, structure = jax.tree.flatten(pages)

@@ -35,9 +35,11 @@ _HERE = "orca_jax.kernels.ragged_attention"
 
 BACKENDS = (
     Backend("tpu", f"{_HERE}.tpu.attention", "tpu"),
+    Backend("tpu_latents", f"{_HERE}.tpu.latents", "tpu"),
     Backend("gpu", f"{_HERE}.hopper.attention", "gpu", least_capability=9, greatest_capability=9),
     # older tensor cores have no bfloat16
     Backend("triton", f"{_HERE}.triton", "gpu", least_capability=8),
+    Backend("triton_latents", f"{_HERE}.triton_latents", "gpu", least_capability=8),
     Backend("native", f"{_HERE}.native", "cpu"),
     Backend("gather", f"{_HERE}.gather", "gpu", is_plain=True),
     Backend("xla", f"{_HERE}.xla", is_plain=True),

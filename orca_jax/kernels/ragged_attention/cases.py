@@ -33,11 +33,13 @@ class Case:
     page_size: int = 8
     padding_tokens: int = 0
     padding_rows: int = 0
+    scale: float = 0.25
     sliding_window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
     page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
+    has_values: bool = True  # False: the keys are the values too, in head-major pages
     # in slots that no query may see; integer pages have a large number instead
     filler: float = math.nan
 
@@ -45,7 +47,7 @@ class Case:
     def scores(self) -> Scores:
         """Factor, window, cap and sinks."""
         sinks = jnp.linspace(-1, 2, self.num_heads) if self.has_sinks else None
-        return Scores(0.25, self.sliding_window, self.soft_cap, sinks=sinks)
+        return Scores(self.scale, self.sliding_window, self.soft_cap, sinks=sinks)
 
     @property
     def tolerance(self) -> float:
@@ -129,6 +131,43 @@ CASES = (
 )
 
 
+def _latents(name: str, requests: tuple[tuple[int, int], ...], **sizes: Any) -> Case:
+    """A case of pages without values."""
+    small = {"num_kv_heads": 1, "head_dim": 48, "page_size": 128, "has_values": False}
+    return Case(name, requests, **{**small, **sizes})
+
+
+LATENT_CASES = (
+    _latents("latents: increments", ((1, 1), (1, 128), (1, 129), (1, 300)), padding_rows=2),
+    _latents(
+        "latents: both phases",
+        ((1, 9), (1, 700), (5, 133), (16, 16), (70, 200)),
+        padding_tokens=3,
+        padding_rows=1,
+    ),
+    _latents("latents: pages of 256", ((1, 300), (3, 140), (30, 513)), page_size=256),
+    _latents(
+        "latents of DeepSeek in bfloat16",
+        ((1, 77), (1, 257), (4, 260), (9, 9)),
+        num_heads=16,
+        head_dim=576,
+        scale=0.05,
+        dtype="bfloat16",
+        page_dtype="bfloat16",
+    ),
+    _latents("latents in int8", ((1, 9), (1, 400), (6, 130)), head_dim=64, page_dtype="int8"),
+    _latents(
+        "latents in fp8",
+        ((1, 9), (1, 400), (6, 130)),
+        head_dim=64,
+        dtype="bfloat16",
+        page_dtype="float8_e4m3fn",
+    ),
+    _latents("latents in a window", ((1, 400), (40, 333)), sliding_window=150, soft_cap=2.0),
+)
+"""Pages without values, of 128 tokens or more, which fill whole registers of a TPU."""
+
+
 HOPPER_CASES = (
     *CASES,
     Case(
@@ -183,9 +222,12 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
         jnp.dtype(case.dtype)
     )
     requests = RowArrays(page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
-    return Arrays(
-        q, _lay_out(k, v, np.where(seen[:, :, 0], 1, np.float32(case.filler)), layout), requests
-    )
+    of_token = np.where(seen[:, :, 0], 1, np.float32(case.filler))
+    if not case.has_values:
+        both = _lay_out(k, k, of_token, "head_major")
+        assert isinstance(both, HeadMajorPages)
+        return Arrays(q, both._replace(v=None, v_scale=None), requests)
+    return Arrays(q, _lay_out(k, v, of_token, layout), requests)
 
 
 def _pool(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.kernels.backend import first_backend, named_backend
-from orca_jax.kernels.kv_pages import KVPages, RowArrays, pages_shape
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import api
 from orca_jax.kernels.ragged_attention.api import Scores
@@ -43,6 +43,7 @@ class Trial:
     page_size: int
     dtype: str  # of activations
     page_dtype: str
+    has_values: bool = True  # False: latents
     implementation: str | None = None  # None: the device's default
     failed: tuple[str, ...] = ()  # implementations that are out of the question
     seconds: int = 120  # the process ends itself after this time, should its caller be gone
@@ -102,7 +103,8 @@ def choose(trial: Trial, device: jax.Device) -> str | None:
     """
     left = [backend for backend in api.BACKENDS if backend.name not in trial.failed]
     page = trial.num_kv_heads, trial.head_dim, trial.page_size
-    pages = pages_shape("token_major", 8, *page, jnp.dtype(trial.page_dtype))
+    dtype = jnp.dtype(trial.page_dtype)
+    pages = pages_shape("token_major", 8, *page, dtype, has_values=trial.has_values)
     q = jax.ShapeDtypeStruct((8, trial.num_heads, trial.head_dim), jnp.dtype(trial.dtype))
     if trial.implementation is not None and trial.implementation not in trial.failed:
         named = named_backend(left, trial.implementation)
@@ -129,8 +131,12 @@ def batches(trial: Trial) -> dict[str, Case]:
         ),
     }
     heads = trial.num_heads, trial.num_kv_heads, trial.head_dim, trial.page_size
-    types: Any = {"dtype": trial.dtype, "page_dtype": trial.page_dtype}
-    cases = {name: Case(name, batch, *heads, **types) for name, batch in requests.items()}
+    pages: Any = {
+        "dtype": trial.dtype,
+        "page_dtype": trial.page_dtype,
+        "has_values": trial.has_values,
+    }
+    cases = {name: Case(name, batch, *heads, **pages) for name, batch in requests.items()}
     used = {name: sum([count for count, _ in batch]) for name, batch in requests.items()}
     num_tokens = 5 + max(used.values())
     padded = {}
@@ -147,7 +153,7 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
     assert backend is not None, "a name from the table"
 
     def kernels(
-        q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays
+        q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, requests: RowArrays
     ) -> Any:
         prepared = api.prepare(
             device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, requests, name
@@ -156,7 +162,9 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
             device, q, k, v, pages, prepared, jnp.int32(0), scores, implementation=name
         )
 
-    def plain(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
+    def plain(
+        q: jax.Array, k: jax.Array, v: jax.Array | None, pages: KVPages, requests: RowArrays
+    ) -> Any:
         written = write_kv(pages, k, v, requests)
         with jax.default_matmul_precision("highest"):
             return ragged_attention_xla(q, written, requests, scores), written
@@ -169,6 +177,7 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
             (2, arrays.q.shape[0], case.num_kv_heads, case.head_dim)
         )
         k, v = new.astype(jnp.dtype(case.dtype))
+        v = v if case.has_values else None
         given = jax.tree.map(jnp.asarray, (arrays.q, k, v, *arrays[1:]))
         for _ in range(_RUNS):
             found, wanted = (jax.tree.map(np.asarray, program(*given)) for program in programs)
@@ -188,7 +197,7 @@ def _difference(arrays: Arrays, found: Any, wanted: Any, allowed: float) -> str 
         return "the output of padding is not finite"
     for row, context in enumerate(arrays.requests.context_len.tolist()):
         stored, right = (
-            _tokens_of(x.kv, np.asarray(arrays.requests.page_table[row]), context)
+            _tokens_of(x, np.asarray(arrays.requests.page_table[row]), context)
             for x in (pages, written)
         )
         if not np.array_equal(stored, right):
@@ -196,9 +205,13 @@ def _difference(arrays: Arrays, found: Any, wanted: Any, allowed: float) -> str 
     return None
 
 
-def _tokens_of(kv: np.ndarray, page_list: np.ndarray, count: int) -> np.ndarray:
+def _tokens_of(pages: KVPages, page_list: np.ndarray, count: int) -> np.ndarray:
     """The stored keys and values of the first tokens of a row, `[count, W]`."""
-    stored: np.ndarray = kv[page_list].reshape(-1, kv.shape[2])[:count].astype(np.float32)
+    if isinstance(pages, HeadMajorPages):
+        kv = np.moveaxis(np.asarray(pages.k)[page_list, 0], 1, 2)
+    else:
+        kv = np.asarray(pages.kv)[page_list]
+    stored: np.ndarray = kv.reshape(-1, kv.shape[2])[:count].astype(np.float32)
     return stored
 
 

@@ -31,7 +31,7 @@ queries write to one row, and that row is discarded.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -46,38 +46,26 @@ from jaxtyping import Array, Float, Int, Num
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, num_kv_heads
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import (
+    ITEMS,
     ContextPieces,
     Tiles,
     cut_contexts,
     cut_queries,
-    most_pieces,
     multiprocessors_here,
     refuse_traced,
 )
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _LOG2E = math.log2(math.e)
-_LEAST_ROWS = 16  # rows of a product on tensor cores
-# By head dim: the powers of two whose sum it is, at least 16 for tensor cores.
-PARTS = {
-    32: (32,),
-    48: (32, 16),
-    64: (64,),
-    80: (64, 16),
-    96: (64, 32),
-    112: (64, 32, 16),
-    128: (128,),
-    160: (128, 32),
-    192: (128, 64),
-    256: (256,),
-}
+LEAST_ROWS = 16  # rows of a product on tensor cores
+HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 PAGE_DTYPES = ("bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
 
 Ref = Any  # Pallas has no public type for references
 
 
 @dataclass(frozen=True)
-class _TritonShape:
+class TritonShape:
     """Static parameters shared by the kernels of one call.
 
     Attributes:
@@ -91,6 +79,8 @@ class _TritonShape:
         is_fp8: true if pages are float8_e4m3fn, read as bytes.
         scores: factor, window and cap, without sinks.
         interpret: true to interpret the kernels instead of compiling them.
+        has_values: false for latents (`triton_latents.py`), of which each part of the query heads has a program.
+        widest: the largest part of D that is multiplied at once.
     """
 
     head_dim: int
@@ -105,12 +95,19 @@ class _TritonShape:
     is_fp8: bool
     scores: Scores
     interpret: bool
+    has_values: bool = True
+    widest: int = 256  # part of D
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """Start and size of each part of D."""
-        sizes = PARTS[self.head_dim]
-        return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+        """Start and size of each part of D: powers of two, the largest first."""
+        rest = self.head_dim
+        parts = []
+        while rest:
+            size = min(1 << (rest.bit_length() - 1), self.widest)
+            parts.append((self.head_dim - rest, size))
+            rest -= size
+        return parts
 
 
 class _Cache(NamedTuple):
@@ -132,6 +129,9 @@ class _Sight(NamedTuple):
     last: Int[Array, " M"]  # last token visible to a row
     # without a window, every row sees all tokens from `first` up to this one, exclusive
     known: Int[Array, ""]
+    begin: Int[
+        Array, ""
+    ]  # first token that some row sees; `first`, unless blocks must lie within pages
 
 
 class _TritonSoftmax(NamedTuple):
@@ -142,7 +142,7 @@ class _TritonSoftmax(NamedTuple):
     values: tuple[Float[Array, "M part"], ...]
 
 
-def _empty(shape: _TritonShape, rows: int) -> _TritonSoftmax:
+def _empty(shape: TritonShape, rows: int) -> _TritonSoftmax:
     values = tuple(jnp.zeros((rows, size), jnp.float32) for _, size in shape.parts)
     return _TritonSoftmax(
         jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), values
@@ -150,13 +150,14 @@ def _empty(shape: _TritonShape, rows: int) -> _TritonSoftmax:
 
 
 def _attend(
-    shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight
+    shape: TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight: _Sight
 ) -> _TritonSoftmax:
     """Attend over all blocks of a program, first over those without masks."""
 
+    visit_block = _visit if shape.has_values else _visit_latents
+
     def visit(i: jax.Array, state: _TritonSoftmax, *, is_masked: bool) -> _TritonSoftmax:
-        token = sight.first + i * shape.block + jnp.arange(shape.block, dtype=jnp.int32)
-        return _visit(shape, q, cache, sight, token, state, is_masked=is_masked)
+        return visit_block(shape, q, cache, sight, i, state, is_masked=is_masked)
 
     count = lax.div(sight.end - sight.first + (shape.block - 1), jnp.int32(shape.block))
     clear = jnp.int32(0)
@@ -169,16 +170,17 @@ def _attend(
 
 
 def _visit(
-    shape: _TritonShape,
+    shape: TritonShape,
     q: tuple[jax.Array, ...],
     cache: _Cache,
     sight: _Sight,
-    token: Int[Array, " C"],
+    i: Int[Array, ""],
     state: _TritonSoftmax,
     *,
     is_masked: bool,
 ) -> _TritonSoftmax:
     """Attend over one block of tokens."""
+    token = sight.first + i * shape.block + jnp.arange(shape.block, dtype=jnp.int32)
     seen = jnp.minimum(token, sight.end - 1) if is_masked else token
     page = cache.table[sight.row, lax.div(seen, jnp.int32(shape.page_size))]
     slot = lax.rem(seen, jnp.int32(shape.page_size))
@@ -190,10 +192,73 @@ def _visit(
     scores = reduce(
         jnp.add, (_product(x, read(0, *part).T) for x, part in zip(q, shape.parts, strict=True))
     )
+    scales = None
     if cache.scale is not None:
         scores = scores * cache.scale[page, 0, 2 * sight.head][None, :]
+        scales = cache.scale[page, 0, 2 * sight.head + 1]
+    values = (partial(read, 1, *part) for part in shape.parts)
+    mask = token if is_masked else None
+    return _added(shape, sight, state, scores, values, mask, scales)
+
+
+def _visit_latents(
+    shape: TritonShape,
+    q: tuple[jax.Array, ...],
+    cache: _Cache,
+    sight: _Sight,
+    i: Int[Array, ""],
+    state: _TritonSoftmax,
+    *,
+    is_masked: bool,
+) -> _TritonSoftmax:
+    """Attend over one block of latents `[D, C]`, which lies within a page, so that its reads are vectors of tokens."""
+    number = lax.div(sight.first, jnp.int32(shape.block)) + i
+    token = number * shape.block + jnp.arange(shape.block, dtype=jnp.int32)
+    blocks = jnp.int32(shape.page_size // shape.block)
+    page = cache.table[sight.row, lax.div(number, blocks)]
+    slots = pl.ds(lax.rem(number, blocks) * shape.block, shape.block)
+    is_seen = (token >= sight.begin) & (token < sight.end)
+
+    def kept(values: jax.Array) -> jax.Array:
+        """The values, with zeros for tokens that no row sees: other slots may hold NaN."""
+        return jnp.where(is_seen, values, jnp.zeros_like(values)) if is_masked else values
+
+    def read(begin: int, size: int) -> jax.Array:
+        channels = pl.ds(page * shape.head_dim + begin, size)
+        return kept(_widen(shape, cache.kv[channels, slots]))
+
+    parts = [read(*part) for part in shape.parts]
+    scores = reduce(jnp.add, (_product(x, part) for x, part in zip(q, parts, strict=True)))
+    scales = None
+    if cache.scale is not None:
+        scales = kept(cache.scale[page, 0, slots])
+        scores = scores * scales[None, :]
+    values = (lambda part=part: part.T for part in parts)
+    return _added(shape, sight, state, scores, values, token if is_masked else None, scales)
+
+
+def _added(
+    shape: TritonShape,
+    sight: _Sight,
+    state: _TritonSoftmax,
+    scores: Float[Array, "M C"],
+    values: Iterable[Callable[[], Num[Array, "C part"]]],
+    token: Int[Array, " C"] | None,
+    scales: Float[Array, " C"] | None,
+) -> _TritonSoftmax:
+    """The softmax with the tokens of a block.
+
+    Args:
+        shape: the parameters.
+        sight: the tokens visible to each row.
+        state: the softmax of the blocks before.
+        scores: products of queries and keys.
+        values: reads of the parts of the values.
+        token: the tokens, to mask those that a row does not see; None if all rows see all of them.
+        scales: scales of the values; None if they have none.
+    """
     scores = _in_bits(shape, scores)
-    if is_masked:
+    if token is not None:
         visible = token[None, :] <= sight.last[:, None]
         if shape.scores.sliding_window is not None:
             visible &= token[None, :] >= sight.low[:, None]
@@ -202,14 +267,14 @@ def _visit(
     weights = jnp.exp2(scores - top[:, None])
     shrink = jnp.exp2(state.top - top)
     denominator = state.denominator * shrink + weights.sum(axis=1)
-    if cache.scale is not None:
-        weights = weights * cache.scale[page, 0, 2 * sight.head + 1][None, :]
+    if scales is not None:
+        weights = weights * scales[None, :]
     weights = weights.astype(shape.dtype)
-    values = tuple(
-        old * shrink[:, None] + _product(weights, read(1, *part))
-        for old, part in zip(state.values, shape.parts, strict=True)
+    sums = tuple(
+        old * shrink[:, None] + _product(weights, read())
+        for old, read in zip(state.values, values, strict=True)
     )
-    return _TritonSoftmax(top, denominator, values)
+    return _TritonSoftmax(top, denominator, sums)
 
 
 def _product(a: jax.Array, b: jax.Array) -> Float[Array, "M n"]:
@@ -218,7 +283,7 @@ def _product(a: jax.Array, b: jax.Array) -> Float[Array, "M n"]:
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
 
 
-def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
+def _widen(shape: TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C part"]:
     """Convert stored values to the type of factors.
 
     Ampere has no conversion of fp8. Its bits, shifted into a float16, are the value divided by 2**8.
@@ -230,7 +295,7 @@ def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C p
     return stored.astype(shape.dtype)
 
 
-def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
+def _in_bits(shape: TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
     """Scale and cap scores, in base 2, so that weights are `exp2` of them."""
     scale = shape.scores.scale
     cap = shape.scores.soft_cap
@@ -249,7 +314,7 @@ def _denominator(
 
 
 def _increments(
-    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: ContextPieces
+    shape: TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: ContextPieces
 ) -> tuple[Float[Array, "I K G1 D"], Float[Array, "I K G1"]]:
     """Normalised values and log-sum-exp in bits of each piece. Of the G + 1 rows the last one is discarded."""
 
@@ -261,15 +326,17 @@ def _increments(
         @pl.when(piece < total[0])
         def _exists() -> None:
             row, first, end, low = (fields[i, piece] for i in range(4))
+            begin = first
             if shape.scores.sliding_window is not None:
-                first = jnp.maximum(first, low)
+                begin = jnp.maximum(first, low)
+                first = begin if shape.has_values else first
             group = jnp.arange(shape.rows, dtype=jnp.int32)
             mine = head * shape.groups + jnp.minimum(group, shape.groups - 1)
             queries = tuple(
                 q_ref[row, mine, pl.ds(*part)].astype(shape.dtype) for part in shape.parts
             )
             lows, lasts = (jnp.full(shape.rows, 1, jnp.int32) * bound for bound in (low, end - 1))
-            sight = _Sight(row, head, first, end, lows, lasts, end)
+            sight = _Sight(row, head, first, end, lows, lasts, end, begin)
             state = _attend(shape, queries, _cache(inputs), sight)
             place = jnp.minimum(group, shape.groups)
             for part, values in zip(shape.parts, state.values, strict=True):
@@ -294,7 +361,7 @@ def _cache(inputs: list[Ref]) -> _Cache:
 
 
 def _combine(
-    shape: _TritonShape,
+    shape: TritonShape,
     out: Float[Array, "I K G1 D"],
     mass: Float[Array, "I K G1"],
     pieces: ContextPieces,
@@ -338,7 +405,7 @@ def _combine(
 
 
 def _chunks(
-    shape: _TritonShape,
+    shape: TritonShape,
     q: Float[Array, "T H D"],
     cache: list[jax.Array],
     tiles: Tiles,
@@ -367,9 +434,12 @@ def _chunks(
             )
             last = position + mine
             low = last + 1 - (shape.scores.sliding_window or 0)
+            begin = first
             if (window := shape.scores.sliding_window) is not None:
-                first = jnp.maximum(first, position + 1 - window)
-            sight = _Sight(row, head, first, position + number, low, last, position + 1)
+                begin = jnp.maximum(first, position + 1 - window)
+                first = begin if shape.has_values else first
+            end = position + number
+            sight = _Sight(row, head, first, end, low, last, position + 1, begin)
             state = _attend(shape, queries, _cache(inputs), sight)
             place = jnp.where(query < number, start + query, num_tokens)
             denominator = _denominator(state, own_sinks, heads)[:, None]
@@ -383,7 +453,7 @@ def _chunks(
 
 
 def _launch(
-    shape: _TritonShape,
+    shape: TritonShape,
     kernel: Callable[..., None],
     name: str,
     grid: tuple[int, int],
@@ -421,29 +491,46 @@ def attend(
     if (reason := refusal(q, pages)) or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     refuse_traced(scores, "triton")
-    return _ragged(q, pages, requests, scores, multiprocessors or multiprocessors_here(), interpret)
+    shape = _shape_of(q, pages, scores, interpret)
+    items = ITEMS * (multiprocessors or multiprocessors_here())
+    return attend_shaped(
+        q, pages.kv, pages.scale, requests, scores, shape, _for_chunks(shape), items
+    )
 
 
-@partial(jax.jit, static_argnums=(4, 5))
-def _ragged(
+@partial(jax.jit, static_argnums=(5, 6, 7))
+def attend_shaped(
     q: Float[Array, "T H D"],
-    pages: TokenMajorPages,
+    kv: Num[Array, "*pool"],
+    scale: Float[Array, "N 1 _"] | None,
     requests: RowArrays,
     scores: Scores,
-    multiprocessors: int,
-    interpret: bool,
+    shape: TritonShape,
+    chunk_shape: TritonShape,
+    items: int,
 ) -> Float[Array, "T H D"]:
+    """Attend with the parameters of both kinds of rows.
+
+    Args:
+        q: queries.
+        kv: stored values.
+        scale: their scales, if they have any.
+        requests: the requests.
+        scores: factor, window, cap and sinks.
+        shape: the parameters for increments.
+        chunk_shape: the parameters for chunks.
+        items: pieces of increments for all KV heads together, beside one for each row.
+    """
     page_table, _, query_len, context_len = requests
     num_tokens = q.shape[0]
-    shape = _shape_of(q, pages, scores, interpret)
-    kv = lax.bitcast_convert_type(pages.kv, jnp.int8) if shape.is_fp8 else pages.kv
-    cache = [page_table, kv, *([] if pages.scale is None else [pages.scale])]
+    kv = lax.bitcast_convert_type(kv, jnp.int8) if shape.is_fp8 else kv
+    cache = [page_table, kv, *([] if scale is None else [scale])]
     # increments are the first rows, and their queries the first tokens
     rows = min(num_tokens, page_table.shape[0])
     pieces = cut_contexts(
         query_len[:rows],
         context_len[:rows],
-        num_pieces=most_pieces(rows, shape.num_kv_heads, multiprocessors),
+        num_pieces=rows + pl.cdiv(items, shape.num_kv_heads),
         block=shape.block,
         sliding_window=scores.sliding_window,
     )
@@ -453,7 +540,6 @@ def _ragged(
     out = jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
     token = jnp.arange(num_tokens)[:, None, None]
     if num_tokens > 1:
-        chunk_shape = _for_chunks(shape)
         tiles = cut_queries(
             requests,
             size=chunk_shape.rows // shape.groups,
@@ -467,9 +553,7 @@ def _ragged(
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
 
 
-def _shape_of(
-    q: jax.Array, pages: TokenMajorPages, scores: Scores, interpret: bool
-) -> _TritonShape:
+def _shape_of(q: jax.Array, pages: TokenMajorPages, scores: Scores, interpret: bool) -> TritonShape:
     """Parameters for increments: 32 KiB of K and V in a block, so that an Ampere card has room for three blocks.
 
     float32 is multiplied without tensor cores, with factors in registers. So blocks are half as large, and many rows
@@ -482,15 +566,15 @@ def _shape_of(
     is_float = pages.dtype == jnp.float32
     dtype = jnp.float32 if is_float else jnp.float16 if pages.dtype == jnp.float16 else jnp.bfloat16
     widest = pl.next_power_of_2(head_dim) * (8 if is_float else 2)
-    rows = max(_LEAST_ROWS, pl.next_power_of_2(groups))
-    return _TritonShape(
+    rows = max(LEAST_ROWS, pl.next_power_of_2(groups))
+    return TritonShape(
         head_dim=head_dim,
         num_kv_heads=kv_heads,
         groups=groups,
         page_size=pages.page_size,
         rows=rows,
         block=max(16, min(128, 2**14 // widest)),
-        warps=8 if is_float and rows > _LEAST_ROWS else 4,
+        warps=8 if is_float and rows > LEAST_ROWS else 4,
         stages=3,
         dtype=dtype,
         is_fp8=pages.dtype == jnp.float8_e4m3fn,
@@ -499,7 +583,7 @@ def _shape_of(
     )
 
 
-def _for_chunks(shape: _TritonShape) -> _TritonShape:
+def _for_chunks(shape: TritonShape) -> TritonShape:
     """Parameters for chunks: as many rows as registers allow. Sums of 128 x 128 take half the registers of 8 warps.
 
     float32 has no tensor cores here, and its factors also need registers, as do the converted values of fp8.
@@ -524,8 +608,8 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
         return (
             f"attention 'triton' supports pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
         )
-    if head_dim not in PARTS:
-        return f"attention 'triton' supports head dims {tuple(PARTS)}, not {head_dim}"
+    if head_dim not in HEAD_DIMS:
+        return f"attention 'triton' supports head dims {HEAD_DIMS}, not {head_dim}"
     if q.shape[1] // num_kv_heads(pages, head_dim) > 64:
         return "attention 'triton' supports at most 64 query heads for each KV head"
     if pages.is_quantised and 2**31 <= pages.kv.size <= 2**32:

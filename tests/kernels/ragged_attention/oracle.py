@@ -85,12 +85,16 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
     """Attention by its definition: each query separately, in float64, without a compiled program."""
     out = np.zeros(arrays.q.shape)
     assert isinstance(arrays.pages, HeadMajorPages)
+    stored = arrays.pages.k, arrays.pages.v
     scales = arrays.pages.k_scale, arrays.pages.v_scale
+    if not case.has_values:
+        stored = (arrays.pages.k, arrays.pages.k)
+        scales = (arrays.pages.k_scale, arrays.pages.k_scale)
     sinks = None if case.scores.sinks is None else np.asarray(case.scores.sinks, np.float64)
     for row, (count, context) in enumerate(case.requests):
         k, v = (
             np.concatenate([_page(pool, scale, page) for page in arrays.requests.page_table[row]])
-            for pool, scale in zip(arrays.pages[:2], scales, strict=True)
+            for pool, scale in zip(stored, scales, strict=True)
         )
         for i in range(count):
             token = arrays.requests.query_start[row] + i
@@ -98,7 +102,9 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
             begin = 0 if case.sliding_window is None else max(0, end - case.sliding_window)
             for head in range(case.num_heads):
                 kv_head = head * case.num_kv_heads // case.num_heads
-                scores = k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * 0.25
+                scores = (
+                    k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * case.scale
+                )
                 if case.soft_cap is not None:
                     scores = case.soft_cap * np.tanh(scores / case.soft_cap)
                 weights = np.exp(scores - scores.max())

@@ -15,7 +15,7 @@ from orca_jax.kernels.ragged_attention import Scores, implementations
 from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import assembler
-from orca_jax.kernels.ragged_attention.triton import PARTS, refusal
+from orca_jax.kernels.ragged_attention.triton import HEAD_DIMS, refusal
 from orca_jax.kernels.ragged_attention.triton import attend as ragged_attention_triton
 from tests.covering import chosen
 from tests.kernels.ragged_attention.oracle import reference
@@ -55,7 +55,7 @@ PREFIX = Case(
 
 def fitted(case: Case) -> Case:
     """The case with the nearest head dim supported by these kernels."""
-    return replace(case, head_dim=min(dim for dim in PARTS if dim >= case.head_dim))
+    return replace(case, head_dim=min(dim for dim in HEAD_DIMS if dim >= case.head_dim))
 
 
 def check(case: Case) -> None:
@@ -92,7 +92,7 @@ def test_every_case(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("head_dim", "page_size"), chosen(product(PARTS, (16, 32, 64, 128, 256)), size=1)
+    ("head_dim", "page_size"), chosen(product(HEAD_DIMS, (16, 32, 64, 128, 256)), size=1)
 )
 def test_every_page_size_and_head_dim(head_dim: int, page_size: int) -> None:
     case = Case(

@@ -16,7 +16,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
-from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, write_and_attend
+from orca_jax.kernels.ragged_attention import (
+    NO_WINDOW,
+    RowArrays,
+    Scores,
+    prepare,
+    write_and_attend,
+)
 from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.mixers.base import Index, StatePools
 from orca_jax.model.mixers.states import STATES
@@ -57,6 +63,7 @@ class Access:
     ) -> tuple[jax.Array, Caches]:
         assert k is not None and sinks is None
         windows = [kind.window or NO_WINDOW for kind in self.model.layers]
+        has_windows = set(windows) != {NO_WINDOW}
         heads, pages = (
             PartitionSpec(None, TENSOR_AXIS, None),
             pages_spec("head_major", TENSOR_AXIS, jnp.dtype("float32"), has_values=v is not None),
@@ -65,9 +72,12 @@ class Access:
         def on_shard(
             q: Any, k: Any, v: Any, pages: Any, requests: Any, first: Any, window: Any
         ) -> Any:
-            scores, device = Scores(self.model.score_scale, layer_window=window), jax.devices()[0]
+            scores, device = Scores(self.model.score_scale), jax.devices()[0]
+            if has_windows:
+                scores = scores.with_window(window)
+            prepared = prepare(device, q, pages, requests, self.backend)
             return write_and_attend(
-                device, q, k, v, pages, requests, first, scores, implementation=self.backend
+                device, q, k, v, pages, prepared, first, scores, implementation=self.backend
             )
 
         split = jax.shard_map(
@@ -124,9 +134,15 @@ class Live:
 class Server:
     """Runs a decoder, or its stages one after the other."""
 
-    def __init__(self, stages: Sequence[Decoder], mesh: Mesh, backend: str = "xla") -> None:
-        self.stages, self.mesh = stages, mesh
-        self.caches = [allocate(decoder.of_stage, mesh) for decoder in stages]
+    def __init__(
+        self,
+        stages: Sequence[Decoder],
+        mesh: Mesh,
+        backend: str = "xla",
+        page_size: int = PAGE_SIZE,
+    ) -> None:
+        self.stages, self.mesh, self.page_size = stages, mesh, page_size
+        self.caches = [allocate(decoder.of_stage, mesh, page_size) for decoder in stages]
         split = [nnx.split(decoder) for decoder in stages]
         self.reset([state for _, state in split])
         self._run = [jax.jit(partial(run_stage, graph, mesh, backend)) for graph, _ in split]
@@ -143,7 +159,8 @@ class Server:
             size = len(tokens[request.number])
             after = request.length + size
             request.pages += [
-                self._free_pages.pop() for _ in range(-(-after // PAGE_SIZE) - len(request.pages))
+                self._free_pages.pop()
+                for _ in range(-(-after // self.page_size) - len(request.pages))
             ]
             target = self._free_blocks.pop(0)
             source = (sources or {}).get(request.number, request.block)
@@ -224,13 +241,13 @@ def run_one(decoder: Decoder, ids: jax.Array, keep: jax.Array | None) -> jax.Arr
     return decoder.run_layers(ids, positions, access, allocate(decoder.of_stage, mesh), keep)[0]
 
 
-def allocate(model: ModelConfig, mesh: Mesh) -> Caches:
+def allocate(model: ModelConfig, mesh: Mesh, page_size: int = PAGE_SIZE) -> Caches:
     """Pages and states of NaN."""
     float32 = jnp.dtype("float32")
     num_pages = PAGES * max(1, len(model.layers_with(_paged(model))))
     heads, dim, has_values = model.page_shape
     shapes = pages_shape(
-        "head_major", num_pages, heads, dim, PAGE_SIZE, float32, has_values=has_values
+        "head_major", num_pages, heads, dim, page_size, float32, has_values=has_values
     )
 
     def filled(shape: Any, spec: PartitionSpec) -> jax.Array:

@@ -37,8 +37,8 @@ from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
-from orca_jax.kernels.ragged_attention.tpu.chunks import attend_chunks
-from orca_jax.kernels.ragged_attention.tpu.increments import attend_increments
+from orca_jax.kernels.ragged_attention.tpu.chunks import Chunks, attend_chunks
+from orca_jax.kernels.ragged_attention.tpu.increments import Increments, attend_increments
 from orca_jax.kernels.ragged_attention.tpu.plan import (
     Prepared,
     blocks_for,
@@ -86,7 +86,7 @@ def attend_prepared(
     interpret: Any = False,
 ) -> Float[Array, "T H D"]:
     """Attend without writing, by a plan with the first page of the layer; the arguments are as for the next one."""
-    call = _AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
+    call = AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
     out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
 
@@ -112,7 +112,7 @@ def write_and_attend_tpu(
 
     The other arguments are those of `write_kv` and `ragged_attention`. `refusal` must accept the pages.
     """
-    call = _AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
+    call = AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
     pieces = prepared.num_pieces, prepared.pieces
     if pages.is_quantised:
         new = slots(k, v, k.dtype)
@@ -132,13 +132,16 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     return reason and f"attention 'tpu' {reason}"
 
 
-class _AttentionCall:
+class AttentionCall:
     """One call of both kernels: their common constants and scaled queries."""
+
+    of_increments = Increments
+    of_chunks = Chunks
 
     def __init__(
         self,
         q: Float[Array, "T H D"],
-        pages: TokenMajorPages,
+        pages: KVPages,
         prepared: Prepared,
         scores: Scores,
         blocks: BlockSizes,
@@ -164,6 +167,7 @@ class _AttentionCall:
             has_sinks=scores.sinks is not None,
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
             is_quantised=pages.is_quantised,
+            has_values=isinstance(pages, TokenMajorPages),
         )
         # Weights are powers of two, which saves one product for each score.
         factor = scores.scale if scores.soft_cap is not None else scores.scale * _LOG2E
@@ -178,27 +182,34 @@ class _AttentionCall:
             "interpret": interpret,
         }
 
-    def increments(
-        self, pages: TokenMajorPages, new: Float[Array, "T W"] | None
-    ) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
+    def increments[P: KVPages](
+        self, pages: P, new: Float[Array, "T W"] | None
+    ) -> tuple[Float[Array, "T H D"], P]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
 
-        def attend(pages: TokenMajorPages) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
-            options = {**self.options, "new": new, "sinks": self.sinks}
+        def attend(pages: P) -> tuple[Float[Array, "T H D"], P]:
+            options = {**self.options, "new": new, "sinks": self.sinks, "work": self.of_increments}
             return attend_increments(shape, self.q, pages, self.prepared, **options)
 
         # A grid of zero programs must not run: the pipeline around a kernel fetches its first block before them.
         nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
         return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
-    def chunks(self, pages: TokenMajorPages) -> Float[Array, "T H D"] | None:
+    def chunks(self, pages: KVPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None if the batch has no room for any."""
         if self.num_tokens == 1:
             return None
         shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
         attend = partial(
-            attend_chunks, shape, self.q, pages, self.prepared, self.sinks, **self.options
+            attend_chunks,
+            shape,
+            self.q,
+            pages,
+            self.prepared,
+            self.sinks,
+            self.of_chunks,
+            **self.options,
         )
         return lax.cond(
             self.prepared.has_chunks,

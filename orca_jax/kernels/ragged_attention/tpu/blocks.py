@@ -1,6 +1,7 @@
 """Block sizes of the TPU kernels: a table of measured sizes, and a rule for all other shapes of heads."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -18,6 +19,10 @@ _COMPUTE_TOKENS = 256
 # more tokens need fewer maxima across lanes; scores of 512 x 1024 float32 take 2 MiB
 _WHOLE_TOKENS = 1024
 _QUERY_ROWS = 512  # of one KV head; enough to hide the latency of a matrix unit
+# Latents: the queries of a token are many rows of one head. With more rows, short chunks pay for those of others.
+_LATENT_ROWS = 128
+_LEAST_LATENT_QUERIES = 4
+_LATENT_TOKENS = 512
 # of all heads: 4 MiB of weighted values; the arrays beside them take as much again
 _SUM_ELEMENTS = 1 << 20
 
@@ -32,6 +37,7 @@ class Heads:
     head_dim: int
     page_size: int
     itemsize: int  # bytes of a stored value
+    has_values: bool = True  # False: latents
 
 
 @dataclass(frozen=True)
@@ -52,16 +58,20 @@ def choose_blocks(heads: Heads) -> BlockSizes:
 
 def rule(heads: Heads) -> BlockSizes:
     """Sizes for heads without a measurement: buffers just large enough to hide the latency of a transfer."""
-    slot = heads.num_kv_heads * 2 * heads.head_dim * heads.itemsize
+    width = heads.num_kv_heads * (1 + heads.has_values) * heads.head_dim
+    slot = width * heads.itemsize
     fetch = 1
     while 2 * fetch <= MOST_FETCH_PAGES and _fits(2 * fetch * heads.page_size, slot):
         fetch *= 2
-    compute, whole = (
-        min(fetch, max(1, n // heads.page_size)) for n in (_COMPUTE_TOKENS, _WHOLE_TOKENS)
-    )
-    lanes = heads.num_kv_heads * heads.groups * 2 * heads.head_dim
-    most = min(128, _QUERY_ROWS // heads.groups, _SUM_ELEMENTS // lanes)
-    return BlockSizes(8, max(16, most // 16 * 16), fetch, compute, whole)
+    compute = _COMPUTE_TOKENS
+    most = min(128, _QUERY_ROWS // heads.groups, _SUM_ELEMENTS // (width * heads.groups))
+    least = 16
+    if not heads.has_values:
+        compute = _LATENT_TOKENS
+        most = max(_LEAST_LATENT_QUERIES, _LATENT_ROWS // heads.groups)
+        least = 16 // math.gcd(16, heads.groups)
+    compute, whole = (min(fetch, max(1, n // heads.page_size)) for n in (compute, _WHOLE_TOKENS))
+    return BlockSizes(8, max(least, most // least * least), fetch, compute, whole)
 
 
 def read_table(text: str) -> dict[Heads, BlockSizes]:

@@ -17,6 +17,7 @@ outputs are written when the block is done.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import TokenMajorPages
+from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, SUBLANES, TpuShape
@@ -35,9 +36,10 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step,
 def attend_chunks(
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: TokenMajorPages,
+    pages: KVPages,
     prepared: Prepared,
     sinks: Float[Array, " H"] | None = None,
+    work: "type[Chunks] | None" = None,
     **options: Any,
 ) -> Float[Array, "T H D"]:
     """Compute the outputs of rows with several queries; those of other rows are meaningless.
@@ -48,6 +50,7 @@ def attend_chunks(
         pages: the KV cache; it already holds these tokens.
         prepared: the requests.
         sinks: those of `Scores`, scaled as the queries.
+        work: the work of the kernel; None for keys and values.
         options: other arguments of `launch`.
     """
     queries = _by_head(shape, q)
@@ -58,23 +61,24 @@ def attend_chunks(
         repeats = SUBLANES // math.gcd(shape.groups, SUBLANES)
         tiles = jnp.tile(sinks.reshape(shape.num_kv_heads, shape.groups), (1, repeats))
         options["sinks"] = jnp.broadcast_to(tiles[..., None], (*tiles.shape, LANES))
+    kernel = partial(_kernel, work or Chunks)
     out, _ = launch(
-        _kernel, "chunks", shape, prepared.chunks, queries, pages, prepared, axis=1, **options
+        kernel, "chunks", shape, prepared.chunks, queries, pages, prepared, axis=1, **options
     )
     return _by_token(shape, out)[: q.shape[0]]
 
 
-def _kernel(refs: Refs) -> None:
+def _kernel(work: "type[Chunks]", refs: Refs) -> None:
     refs.softmax.clear()
     walk(
         refs,
-        _Chunks(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
+        work(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
     )
     refs.out[...] = refs.softmax.result().astype(refs.out.dtype)
 
 
 @dataclass(frozen=True)
-class _Chunks(Kernel):
+class Chunks(Kernel):
     """The work on a block of tokens, with sums `[K, M, X]`; the G queries of a token are adjacent."""
 
     refs: Refs
@@ -93,7 +97,7 @@ class _Chunks(Kernel):
         lax.fori_loop(
             first_large,
             end_large,
-            lambda index, _: self._add(
+            lambda index, _: self.add_part(
                 part_of(pages, step, buffer, index, shape.whole_pages), None
             ),
             None,
@@ -109,7 +113,7 @@ class _Chunks(Kernel):
             index = jnp.where(number < before, first + number, after + number - before)
             part = part_of(pages, step, buffer, index, shape.compute_pages)
             part.clear_passed()
-            self._add(part, self._visible(step, part))
+            self.add_part(part, self._visible(step, part))
 
         lax.fori_loop(0, before + jnp.maximum(end - after, 0), masked, None)
 
@@ -146,7 +150,7 @@ class _Chunks(Kernel):
             return visible
         return visible & (key > last - rows.window[0])
 
-    def _add(self, part: Part, visible: jax.Array | None) -> None:
+    def add_part(self, part: Part, visible: jax.Array | None) -> None:
         """Add a part to the sums of all heads."""
         shape = part.shape
         for head in range(shape.num_kv_heads):

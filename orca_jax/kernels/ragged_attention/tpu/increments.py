@@ -19,6 +19,7 @@ before this one, since a new token may change the scale of its page.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import TokenMajorPages
+from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
@@ -37,16 +38,17 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, 
 _NONE = -1  # no page
 
 
-def attend_increments(
+def attend_increments[P: KVPages](
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: TokenMajorPages,
+    pages: P,
     prepared: Prepared,
     *,
     new: Float[Array, "T W"] | None = None,
     sinks: Float[Array, " H"] | None = None,
+    work: "type[Increments] | None" = None,
     **options: Any,
-) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
+) -> tuple[Float[Array, "T H D"], P]:
     """Compute the outputs of the increments, and write their new tokens if `new` is given.
 
     Increments are the first rows, and their tokens are the first tokens.
@@ -58,23 +60,24 @@ def attend_increments(
         prepared: the requests.
         new: K and V of each token in the layout of a slot and the type of the pages; None if the pages hold them.
         sinks: those of `Scores`, scaled as the queries.
+        work: the work of the kernel; None for keys and values.
         options: other arguments of `launch`.
 
     Returns:
         Outputs `[T, H, D]`, meaningless for other rows, and the pages.
     """
     most = min(q.shape[0], prepared.start.shape[0])
-    queries = _pad(_bundle(shape, q[:most]), shape.query_block)
+    work = work or Increments
+    queries = padded(_bundle(shape, q[:most]), shape.query_block)
     if new is not None:
-        # With 32-bit values, each token is a sublane of its own.
-        options["new"] = _pad(new[:most].astype(jnp.float32), shape.query_block)
+        options["new"] = work.lay_out(shape, new[:most].astype(jnp.float32))
     if sinks is not None:
         by_head = sinks.reshape(shape.num_kv_heads, shape.groups)
         by_head = jnp.pad(by_head, ((0, -shape.num_kv_heads % shape.bundle_heads), (0, 0)))
         bundles = by_head.reshape(-1, shape.bundle_heads * shape.groups)
         options["sinks"] = jnp.broadcast_to(bundles[..., None], (*bundles.shape, LANES))
     out, pages = launch(
-        _kernel,
+        partial(_kernel, work),
         "increments",
         shape,
         prepared.increments,
@@ -87,21 +90,26 @@ def attend_increments(
     return jnp.pad(_unbundle(shape, out)[:most], ((0, q.shape[0] - most), (0, 0), (0, 0))), pages
 
 
-def _kernel(refs: Refs) -> None:
+def _kernel(work: "type[Increments]", refs: Refs) -> None:
     walk(
         refs,
-        _Increments(
-            refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block
-        ),
+        work(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
     )
 
 
 @dataclass(frozen=True)
-class _Increments(Kernel):
+class Increments(Kernel):
     """The work on rows with one query; each row has its own sums `[B, M, X]`, M = bundle_heads * G."""
 
     refs: Refs
     begin_of_block: jax.Array
+
+    @staticmethod
+    def lay_out(shape: TpuShape, new: Float[Array, "T W"]) -> tuple[jax.Array, pl.BlockSpec]:
+        """The new tokens as an input of the kernel. With 32-bit values, each token is a sublane of its own."""
+        block = shape.query_block, new.shape[1]
+        spec = pl.BlockSpec(block, lambda program, ends, *_: (program + ends[0], 0))
+        return padded(new, shape.query_block), spec
 
     def begin(self) -> None:
         if (writing := self.refs.writing) is not None:
@@ -123,22 +131,17 @@ class _Increments(Kernel):
         def one(index: jax.Array, _: None) -> None:
             part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
             if part.shape.is_writing:
-                pl.when(part.end <= part.first + part.size)(
-                    lambda: self._insert(step, buffer, part)
-                )
+                pl.when(part.end <= part.first + part.size)(lambda: self.insert(step, buffer, part))
             part.clear_passed()
-            self._add(step, part)
+            self.add_part(step, part)
 
         lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
 
-    def _add(self, step: Step, part: Part) -> None:
+    def add_part(self, step: Step, part: Part) -> None:
         """Add a part to the sums of all bundles."""
         shape = part.shape
         queries = self.refs.q.at[step[1] - self.begin_of_block]
-        position = part.positions(queries.shape[1])
-        visible = position < part.end
-        if shape.has_window:
-            visible &= position >= part.end - self.refs.rows.window[0]
+        visible = self.visible(part, queries.shape[1])
         for index, bundle in enumerate(shape.bundles):
             k_lanes, v_lanes = shape.kv_lanes(*bundle)
             k = part.stored(k_lanes)
@@ -146,6 +149,14 @@ class _Increments(Kernel):
             self.refs.softmax.add_tokens(
                 index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle)
             )
+
+    def visible(self, part: Part, num_queries: int) -> jax.Array:
+        """Mask of the tokens of a part that the queries of a row see."""
+        position = part.positions(num_queries)
+        visible = position < part.end
+        if part.shape.has_window:
+            visible &= position >= part.end - self.refs.rows.window[0]
+        return visible
 
     def _scales(self, part: Part, bundle: tuple[int, int]) -> tuple[jax.Array, jax.Array] | None:
         """Scales of K and of V, to apply to scores and weights: these are fewer than keys and values."""
@@ -173,13 +184,16 @@ class _Increments(Kernel):
 
         @pl.when(writing[buffer] != _NONE)
         def wait() -> None:
-            anywhere = pl.ds(0, self.refs.pages.shape.tile_tokens)
-            self._write(
-                self.refs.pages.kv_buf.at[buffer, anywhere], jnp.int32(0), anywhere, buffer
-            ).wait()
+            self.tile_copy(buffer).wait()
             writing[buffer] = _NONE
 
-    def _insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
+    def tile_copy(self, buffer: jax.Array) -> Any:
+        """A transfer of the size of a written tile, to wait for."""
+        anywhere = pl.ds(0, self.refs.pages.shape.tile_tokens)
+        tokens = self.refs.pages.kv_buf.at[buffer, anywhere]
+        return self.write(tokens, (jnp.int32(0), anywhere), buffer)
+
+    def insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
         """Put the new token, the last of the part, into the fetched page, and start to write the tile around it."""
         shape = part.shape
         new = self.refs.new
@@ -198,16 +212,16 @@ class _Increments(Kernel):
         there = pl.ds(
             pl.multiple_of(lax.rem(first, shape.page_size), shape.tile_tokens), shape.tile_tokens
         )
-        self._write(tokens, writing[buffer], there, buffer).start()
+        self.write(tokens, (writing[buffer], there), buffer).start()
         if shape.has_window:
             # The tokens before the window are cleared next, but not in the pages.
             pl.when(part.begin - part.first > first)(lambda: self.release(buffer))
 
-    def _write(self, tokens: Ref, page: jax.Array, there: Any, buffer: jax.Array) -> Any:
-        """The transfer of a tile of tokens to its page."""
+    def write(self, tokens: Ref, place: tuple[Any, ...], buffer: jax.Array) -> Any:
+        """The transfer of a tile of tokens to its place in the pages."""
         assert self.refs.write_sem is not None
         return pltpu.make_async_copy(
-            tokens, self.refs.pages.kv.at[page, there], self.refs.write_sem.at[buffer]
+            tokens, self.refs.pages.kv.at[place], self.refs.write_sem.at[buffer]
         )
 
 
@@ -234,6 +248,6 @@ def _unbundle(shape: TpuShape, out: Float[Array, "T B M X"]) -> Float[Array, "T 
     return heads.reshape(out.shape[0], -1, shape.head_dim)
 
 
-def _pad(x: Array, multiple: int) -> Array:
+def padded(x: Array, multiple: int) -> Array:
     """Append rows of zeros to `x`, up to a multiple."""
     return jnp.pad(x, [(0, -x.shape[0] % multiple), *[(0, 0)] * (x.ndim - 1)])

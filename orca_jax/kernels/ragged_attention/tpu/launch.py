@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
-from orca_jax.kernels.kv_pages import TokenMajorPages
+from orca_jax.kernels.kv_pages import KVPages, TokenMajorPages
 from orca_jax.kernels.ragged_attention.tpu.plan import BlockRange, Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
@@ -26,22 +26,22 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Pages, Ref, Refs, RowScal
 _VMEM_LIMIT = 32 << 20
 
 
-def launch(
+def launch[P: KVPages](
     kernel: Callable[[Refs], None],
     name: str,
     shape: TpuShape,
     blocks: BlockRange,
     q: jax.Array,
-    pages: TokenMajorPages,
+    pages: P,
     prepared: Prepared,
     *,
     axis: int,
     window: Int[Array, "1"],
     out_dtype: jnp.dtype,
     interpret: Any,
-    new: jax.Array | None = None,
+    new: tuple[jax.Array, pl.BlockSpec] | None = None,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array, TokenMajorPages]:
+) -> tuple[jax.Array, P]:
     """Run a kernel over a range of query blocks; `q` and the output are cut into blocks along `axis`.
 
     Args:
@@ -57,7 +57,8 @@ def launch(
         out_dtype: type of the outputs; their shape is that of `q`.
         interpret: the argument of `pallas_call`.
         sinks: see `TpuSoftmax`; None if the shape has none.
-        new: K and V of each row's new token `[R, W]` in float32; None if the kernel does not write them.
+        new: the new token of each row in float32, and the part of them for a query block; None if the kernel does not
+            write them.
 
     Returns:
         The outputs, and the pages; these are unchanged if `new` is None.
@@ -81,22 +82,19 @@ def launch(
 
     spec = pl.BlockSpec(tuple(block), index_map)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    inputs = {"q": (q, spec), "lists": (prepared.lists, anywhere), "kv": (pages.kv, anywhere)}
+    kv, scale = _arrays(pages)
+    inputs = {"q": (q, spec), "lists": (prepared.lists, anywhere), "kv": (kv, anywhere)}
     if sinks is not None:
         inputs["sinks"] = sinks, pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0))
     outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)]
     aliases = dict[int, int]()
-    if pages.scale is not None:
-        inputs["scale"] = pages.scale, anywhere
+    if scale is not None:
+        inputs["scale"] = scale, anywhere
     if new is not None:
-        new_block = shape.query_block, new.shape[1]
-        inputs["new"] = (
-            new,
-            pl.BlockSpec(new_block, lambda program, ends, *_: (program + ends[0], 0)),
-        )
-        outputs.append((jax.ShapeDtypeStruct(pages.kv.shape, pages.dtype), anywhere))
+        inputs["new"] = new
+        outputs.append((jax.ShapeDtypeStruct(kv.shape, kv.dtype), anywhere))
         aliases = {len(scalars) + list(inputs).index("kv"): 1}
-    scratch = _scratch(shape, pages, tuple(block[1:]) if axis == 0 else tuple(block))
+    scratch = _scratch(shape, kv, scale, tuple(block[1:]) if axis == 0 else tuple(block))
 
     def run(*refs: Ref) -> None:
         kernel(_by_role(shape, refs, [*inputs], [*scratch]))
@@ -119,27 +117,42 @@ def launch(
         name=name,
         interpret=interpret,
     )(*scalars, *arrays)
-    return results[0], pages if new is None else TokenMajorPages(results[1])
+    if new is None:
+        return results[0], pages
+    written: Any = pages._replace(**{pages._fields[0]: results[1]})
+    return results[0], written
 
 
-def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> dict[str, Any]:
+def _arrays(pages: KVPages) -> tuple[jax.Array, jax.Array | None]:
+    """The stored values, and their scales."""
+    if isinstance(pages, TokenMajorPages):
+        return pages.kv, pages.scale
+    return pages.k, pages.k_scale
+
+
+def _scratch(
+    shape: TpuShape, kv: jax.Array, scale: jax.Array | None, sums: tuple[int, ...]
+) -> dict[str, Any]:
     """The scratch memory of a kernel, by role."""
     two = pltpu.SemaphoreType.DMA((2,))
     statistics = pltpu.VMEM((*sums[:2], LANES), jnp.float32)
+    buffer = (2, shape.fetch_pages, *kv.shape[2:])
+    if shape.has_values:
+        buffer = 2, shape.fetch_tokens, kv.shape[2]
     scratch = {
         "parity": pltpu.SMEM((1,), jnp.int32),
         "list_buf": pltpu.SMEM((2, 1, LANES), jnp.int32),
-        "kv_buf": pltpu.VMEM((2, shape.fetch_tokens, pages.kv.shape[2]), pages.dtype),
+        "kv_buf": pltpu.VMEM(buffer, kv.dtype),
         "list_sem": two,
         "kv_sem": two,
         "top": statistics,
         "total": statistics,
         "values": pltpu.VMEM(sums, jnp.float32),
     }
-    if pages.scale is not None:
-        scratch["scale_buf"] = pltpu.SMEM(
-            (2, shape.fetch_pages, 1, pages.scale.shape[2]), jnp.float32
-        )
+    if scale is not None:
+        # Scales of heads are scalars; those of tokens are in lanes, like the tokens.
+        memory = pltpu.SMEM if shape.has_values else pltpu.VMEM
+        scratch["scale_buf"] = memory((2, shape.fetch_pages, 1, scale.shape[2]), jnp.float32)
         scratch["scale_sem"] = two
     if shape.is_writing:
         scratch |= {"writing": pltpu.SMEM((2,), jnp.int32), "write_sem": two}

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from orca_jax.kernels.kv_pages import tile_tokens
 
@@ -33,11 +35,18 @@ class TpuShape:
     is_quantised: bool
     has_sinks: bool = False
     is_writing: bool = False  # the kernel also writes new tokens to their pages
+    has_values: bool = True  # False: pages [D, S] of latents, whose keys are the values too
 
     @property
     def fetch_tokens(self) -> int:
         """Tokens in a fetch."""
         return self.fetch_pages * self.page_size
+
+    def place_of(self, index: jax.Array) -> Any:
+        """The place of a page in the buffer of a fetch."""
+        if self.has_values:
+            return pl.ds(pl.multiple_of(index * self.page_size, self.page_size), self.page_size)
+        return index
 
     @property
     def compute_tokens(self) -> int:
@@ -57,7 +66,7 @@ class TpuShape:
     @property
     def lanes(self) -> int:
         """Lanes of the queries and outputs of one head: D, or 2 D if K and V share registers."""
-        if self.splits_kv:
+        if self.splits_kv or not self.has_values:
             return self.head_dim
         return 2 * self.head_dim
 

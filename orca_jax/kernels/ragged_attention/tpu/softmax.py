@@ -1,6 +1,7 @@
 """The online softmax of both TPU kernels, with its running sums in VMEM."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,13 +66,39 @@ class TpuSoftmax:
             visible: mask `[M, tokens]` of the tokens visible to each query; None if every query sees all of them.
             scales: scales of K and of V `[M, tokens]`; None if `k` and `v` are already multiplied by theirs.
         """
-        shape = self.shape
-        product = partial(
-            lax.dot_general, precision=shape.precision, preferred_element_type=jnp.float32
-        )
-        scores = product(q, k, (((1,), (1,)), ((), ())))
+        scores = self.product(q, k, (((1,), (1,)), ((), ())))
         if scales is not None:
             scores = scores * scales[0]
+
+        def weighted(weights: jax.Array) -> jax.Array:
+            scaled = weights if scales is None else weights * scales[1]
+            return self.product(scaled.astype(v.dtype), v, (((1,), (0,)), ((), ())))
+
+        self.add_scores(index, scores, visible, weighted)
+
+    @property
+    def product(self) -> Callable[..., jax.Array]:
+        """Multiplies matrices, with sums in float32."""
+        return partial(
+            lax.dot_general, precision=self.shape.precision, preferred_element_type=jnp.float32
+        )
+
+    def add_scores(
+        self,
+        index: int,
+        scores: jax.Array,
+        visible: jax.Array | None,
+        weighted: Callable[[jax.Array], jax.Array],
+    ) -> None:
+        """Add tokens by their scores `[M, tokens]`, neither capped nor masked, to the sums of these queries.
+
+        Args:
+            index: index of the sums.
+            scores: products of queries and keys.
+            visible: mask of the tokens visible to each query; None if every query sees all of them.
+            weighted: the sums of the values by their weights.
+        """
+        shape = self.shape
         if shape.soft_cap is not None:
             scores = shape.soft_cap * _LOG2E * jnp.tanh(scores / shape.soft_cap)
         if visible is not None:
@@ -82,11 +109,10 @@ class TpuSoftmax:
         if visible is not None:
             weights = jnp.where(visible, weights, 0.0)
         shrink = jnp.exp2(before - top)
-        scaled = weights if scales is None else weights * scales[1]
-        weighted = product(scaled.astype(v.dtype), v, (((1,), (0,)), ((), ())))
-        lanes = v.shape[1]
+        added = weighted(weights)
+        lanes = added.shape[1]
         self.values[index, :, :lanes] = (
-            self.values[index, :, :lanes] * _repeat(shrink, lanes) + weighted
+            self.values[index, :, :lanes] * _repeat(shrink, lanes) + added
         )
         self.top[index] = top
         self.total[index] = self.total[index] * shrink + _sum_of_registers(weights)

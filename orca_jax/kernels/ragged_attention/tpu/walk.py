@@ -157,9 +157,9 @@ class Pages:
         )
 
     def _page_copies(self, page: jax.Array, index: jax.Array, buffer: jax.Array) -> Iterable[Any]:
-        size = self.shape.page_size
-        there = self.kv_buf.at[buffer, pl.ds(pl.multiple_of(index * size, size), size)]
-        yield pltpu.make_async_copy(self.kv.at[page], there, self.kv_sem.at[buffer])
+        there = self.kv_buf.at[buffer, self.shape.place_of(index)]
+        stored = self.kv.at[page] if self.shape.has_values else self.kv.at[page, 0]
+        yield pltpu.make_async_copy(stored, there, self.kv_sem.at[buffer])
         if self.scale is not None and self.scale_buf is not None and self.scale_sem is not None:
             there = self.scale_buf.at[buffer, index]
             yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[buffer])
@@ -205,8 +205,8 @@ class Part:
 
     shape: TpuShape
     num_pages: int
-    tokens: Ref  # [num_pages * S, W]
-    scale: Ref | None  # [fetch_pages, 1, 2K]
+    tokens: Ref  # [num_pages * S, W], or [num_pages, D, S] of latents
+    scale: Ref | None  # [fetch_pages, 1, 2K], or [fetch_pages, 1, S]
     first_page: jax.Array  # index in the fetch
     first: jax.Array  # position of the first token
     begin: jax.Array  # positions before this one are visible to no query
@@ -234,11 +234,18 @@ class Part:
 
     def _keep(self, is_kept: Callable[[jax.Array], jax.Array]) -> None:
         """Set the other tokens to zero."""
-        mask = is_kept(lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0))
-        tokens = (
-            self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
-        )
+        mask = is_kept(self._indices())
+        tokens = self.tokens[...]
+        if self.shape.is_quantised:
+            tokens = tokens.astype(jnp.int32 if tokens.dtype == jnp.uint8 else jnp.float32)
         self.tokens[...] = jnp.where(mask, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
+
+    def _indices(self) -> jax.Array:
+        """The index of the token of each stored value."""
+        if self.shape.has_values:
+            return lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0)
+        page, slot = (lax.broadcasted_iota(jnp.int32, self.tokens.shape, axis) for axis in (0, 2))
+        return page * self.shape.page_size + slot
 
     def stored(self, lanes: slice) -> jax.Array:
         """Stored values of some lanes (K or V of a head, or both of some heads) in the type of products, not scaled."""
@@ -384,7 +391,8 @@ def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_p
     shape = pages.shape
     size = num_pages * pages.shape.page_size
     first = pl.multiple_of(index * size, size)
-    tokens = pages.kv_buf.at[buffer, pl.ds(first, size)]
+    place = pl.ds(first, size) if shape.has_values else pl.ds(index * num_pages, num_pages)
+    tokens = pages.kv_buf.at[buffer, place]
     scale = None if pages.scale_buf is None else pages.scale_buf.at[buffer]
     begin, end = pages.rows.visible(block, row)
     part = Part(
