@@ -199,7 +199,7 @@ def weights_drawn_once(pytestconfig: pytest.Config) -> Iterator[None]:
     if pytestconfig.getoption("thought"):
         yield
         return
-    from tests.weights import drawn_once
+    from tests.programs import drawn_once
 
     with drawn_once():
         yield
