@@ -193,6 +193,18 @@ def no_collections(pytestconfig: pytest.Config) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def weights_drawn_once(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Draw the random weights of equal small models once in this process."""
+    if pytestconfig.getoption("thought"):
+        yield
+        return
+    from tests.programs import drawn_once
+
+    with drawn_once():
+        yield
+
+
 @pytest.fixture(scope="module")
 def compiled_once() -> Iterator[None]:
     """Compile each program of executors once in this process: equal programs are neither traced nor compiled again."""

@@ -8,11 +8,17 @@ from typing import Any
 
 import jax
 import pytest
+from flax import nnx
+from jax.sharding import Mesh
 
 from orca_jax.exec.compile import CompileCounter, Options, compile_one
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.expected import LaunchTimes
 from orca_jax.exec.programs import ProgramName, Programs
+from orca_jax.model import load
+from orca_jax.model.stages import LayerSpan
+from orca_jax.model.transformer import Decoder
+from orca_jax.values.config import DType, ModelConfig
 
 type Lower = Callable[..., jax.stages.Lowered]
 type Key = Callable[..., Hashable]
@@ -143,6 +149,40 @@ def compiled_late() -> Iterator[None]:
 def narrow_samplers(patch: pytest.MonkeyPatch) -> None:
     """Compile no samplers wider than the few rows of a test. A prompt is scored in more launches then."""
     patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
+
+
+MOST_DRAWN = 16 << 20
+"""Bytes of the largest weights that a process keeps for later decoders."""
+
+
+@contextmanager
+def drawn_once() -> Iterator[None]:
+    """Draw the weights of equal small models once. No engine writes into them."""
+    draw = load.random_decoder
+    drawn: dict[Hashable, tuple[Any, Any]] = {}
+
+    def again(
+        config: ModelConfig,
+        *,
+        dtype: DType,
+        mesh: Mesh,
+        seed: int = 0,
+        span: LayerSpan | None = None,
+    ) -> Decoder:
+        key = config, dtype, mesh, seed, span
+        if key in drawn:
+            merged: Decoder = nnx.merge(*drawn[key])
+            return merged
+        decoder = draw(config, dtype=dtype, mesh=mesh, seed=seed, span=span)
+        structure, values = nnx.split(decoder)
+        size = sum(value.nbytes for value in jax.tree.leaves(values))
+        if config.decoder is None and size <= MOST_DRAWN:  # the code of own decoders may change
+            drawn[key] = structure, values
+        return decoder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "random_decoder", again)
+        yield
 
 
 @contextmanager

@@ -318,7 +318,8 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
 @few
 @quick
 @pytest.mark.parametrize(
-    ("num_pages", "overlap", "budget"), covering(product((10, 60), (False, True), (5, 64)))
+    ("num_pages", "overlap", "budget"),
+    covering(chosen(product((10, 60), (False, True), (5, 64))), size=1),
 )
 def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
     num_pages: int, overlap: bool, budget: int, program_cache: str

@@ -334,7 +334,7 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
     runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
         ("native", {}),
         ("native", {"max_num_batched_tokens": 4, "scheduler": "orca"}),
-        ("xla", {}),
+        ("xla", {"max_num_batched_tokens": 4}),
     )
     for wanted, settings in runs:
         llm, each = run(

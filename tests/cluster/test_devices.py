@@ -1,10 +1,12 @@
 """A small model on the devices of several processes: the tokens of one process, and the same behaviour at a loss."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.launch import free_ports
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import SamplingParams
-from tests.cluster.hosts import DEVICE_FLAGS, DEVICE_MODEL, Hosts, hosts, key_flag
+from tests.cluster.hosts import DEVICE_FLAGS, Hosts, hosts, key_flag
 from tests.cluster.test_failures import lose
+from tests.model.reference import copy_of
 from tests.serve.running import spawn
 
 pytestmark = pytest.mark.chaos
@@ -24,7 +27,16 @@ pytestmark = pytest.mark.chaos
 TWELVE_HEADS = str(Path(__file__).parents[1] / "fixtures" / "reference" / "gpt2-12-heads")
 PROMPT = "one two three"
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 7, "ignore_eos": True}
-LONG = {"model": DEVICE_MODEL, "max_tokens": 1000}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Llama in files, which compile nothing, with a long context."""
+    folder = copy_of("llama-12-heads-3-groups", tmp_path_factory.mktemp("models"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "max_position_embeddings": 1024}), encoding="utf-8")
+    return str(folder)
 
 
 def tokens_of_one_process(model: str) -> list[int]:
@@ -40,7 +52,7 @@ def tokens_of_one_process(model: str) -> list[int]:
     return tokens
 
 
-def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = None) -> list[int]:
+def tokens_of(served: Hosts, model: str, *, cached: int | None = None) -> list[int]:
     """The tokens of an answer; `cached` are the prompt's tokens that must come from the prefix cache."""
     body = {"model": model, "prompt": PROMPT, "return_token_ids": True, **SAMPLING}
     answer = served.server.http.post("/v1/completions", json=body)
@@ -61,23 +73,23 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 def test_two_processes(
-    stages: int, is_lost: bool, cache: str, monkeypatch: pytest.MonkeyPatch
+    stages: int, is_lost: bool, model: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    expected = tokens_of_one_process(DEVICE_MODEL)
+    expected = tokens_of_one_process(model)
     with hosts(
         2,
         *DEVICE_FLAGS,
         f"--pipeline-parallel-size={stages}",
         f"--compile-cache={cache}",
-        model=DEVICE_MODEL,
+        model=model,
     ) as two:
-        assert tokens_of(two) == expected
+        assert tokens_of(two, model) == expected
         # A page, and the beginning of the next one in a copy of its block.
-        assert tokens_of(two, cached=len(PROMPT) - 1) == expected
+        assert tokens_of(two, model, cached=len(PROMPT) - 1) == expected
         if is_lost:
-            lose(two, two.workers[0].kill, **LONG)
+            lose(two, two.workers[0].kill, model=model, max_tokens=1000)
             assert two.leader_status() == ExitStatus.CLUSTER_LOST
             assert two.statuses() == [-signal.SIGKILL]
 
@@ -103,28 +115,27 @@ def test_four_processes_after_a_minute_of_rest(cache: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_process(cache: str, tmp_path: Path) -> None:
+def test_a_stopped_process(model: str, cache: str) -> None:
     """The device of the leader waits for ever; the leader ends all the same."""
     with hosts(
-        2, *DEVICE_FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=DEVICE_MODEL
+        2, *DEVICE_FLAGS, f"--compile-cache={cache}", "--control-timeout=2", model=model
     ) as two:
-        assert tokens_of(two)
-        lose(two, lambda: two.workers[0].send_signal(signal.SIGSTOP), **LONG)
+        assert tokens_of(two, model)
+        stop = partial(two.workers[0].send_signal, signal.SIGSTOP)
+        lose(two, stop, model=model, max_tokens=1000)
         assert two.leader_status() == ExitStatus.CLUSTER_LOST
         two.workers[0].kill()
 
 
 @pytest.mark.slow
-def test_the_coordinator_with_certificates(cache: str, tmp_path: Path) -> None:
+def test_the_coordinator_with_certificates(model: str, cache: str, tmp_path: Path) -> None:
     """A worker with a certificate of other authorities cannot join the data plane."""
     files = {name: make_certificate(tmp_path / name) for name in ("ours", "theirs")}
-    with hosts(
-        2, *DEVICE_FLAGS, *files["ours"], f"--compile-cache={cache}", model=DEVICE_MODEL
-    ) as two:
-        assert tokens_of(two)
+    with hosts(2, *DEVICE_FLAGS, *files["ours"], f"--compile-cache={cache}", model=model) as two:
+        assert tokens_of(two, model)
     flags = (
         "--model",
-        DEVICE_MODEL,
+        model,
         *DEVICE_FLAGS,
         "--nnodes=2",
         f"--master-port={free_ports()}",

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import pytest
 
-from lab.device_check import engine, serving, tune, variants
+from lab.device_check import engine, serving, steps, tune, variants
 from lab.device_check.__main__ import part_of
 from lab.device_check.part import Kind, Setting
 from lab.device_check.runner import PARTS
 from lab.real import curves, quiet
+from orca_jax.model import load
 
 
 def shortest() -> dict[str, tuple[Kind, str]]:
@@ -32,6 +33,7 @@ def shortest() -> dict[str, tuple[Kind, str]]:
 def less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure one variant and one size with the toy, once and at once: each takes the same path."""
     monkeypatch.setattr(engine, "MODEL", "preset:toy")
+    monkeypatch.setattr(steps, "random_decoder", load.random_decoder)  # which draws once
     monkeypatch.setattr(engine, "programs_of", lambda work: "auto")
     monkeypatch.setattr(serving, "figure_10", partial(serving.figure_10, loads=(0.9,)))
     monkeypatch.setattr(variants, "VARIANTS", dict(list(variants.VARIANTS.items())[:1]))
@@ -48,6 +50,6 @@ def less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_measures(kind: Kind, name: str, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     measure, _, what = name.partition(":")
-    setting = Setting(kind, dry_run=True, work=tmp_path)
+    setting = Setting(kind, dry_run=True, work=tmp_path, case="mixed, window and soft cap")
     part_of(measure)(what, setting, lambda **row: rows.append(row))
     assert rows and not [row for row in rows if "error" in row]

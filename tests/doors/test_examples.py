@@ -34,7 +34,7 @@ EXAMPLES = sorted(
     path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".ipynb")
 )
 README = [block for block in blocks("README.md") if is_program(block)]
-SMALLER = {"preset:gpt2": "preset:gpt2-tiny", "24": "2"}
+SMALLER = {"preset:gpt2": "preset:gpt2-tiny", "24": "2", "16": "2"}
 """Words of README.md, and those that take less time."""
 
 SHOWN = {

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from orca_jax.model import load
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.transformer import Decoder
-from orca_jax.values.config import ModelConfig
+from orca_jax.values.config import DType, ModelConfig
 
 REFERENCE = Path(__file__).parents[1] / "fixtures" / "reference"
 NAMES = sorted(path.name for path in REFERENCE.iterdir())
@@ -21,6 +22,11 @@ PADDED = 48
 
 def mesh_of(size: int) -> Mesh:
     return tensor_mesh(jax.devices()[:size])
+
+
+def random_of(config: ModelConfig, dtype: DType, devices: int) -> Decoder:
+    """A decoder with random weights, which are drawn once in a process."""
+    return load.random_decoder(config, dtype=dtype, mesh=mesh_of(devices))
 
 
 def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]:

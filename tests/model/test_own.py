@@ -143,7 +143,7 @@ def test_the_example_in_an_engine(example: Path, devices: int) -> None:
     settings: dict[str, Any] = {
         "tokenizer": "byte",
         "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
+        "max_num_batched_tokens": 16,
         "page_size": 16,
     }
     prompt, params = list(range(40)), SamplingParams(max_tokens=8, temperature=0.0)

@@ -124,10 +124,14 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "group", "has_zero"),
-    [
-        *product_of(("int8", "int4"), (400, 80, 10), (True, False)),
-        *product_of(("fp8",), (400, 80, 10), (False,)),
-    ],
+    covering(
+        [
+            *product_of(("int8", "int4"), (400, 80, 10), (True, False)),
+            *product_of(("fp8",), (400, 80, 10), (False,)),
+        ],
+        lambda case: (case[0], case[1], (case[0], case[2])),
+        size=1,
+    ),
 )
 def test_products_with_scales_of_groups(kind: Quantization, group: int, has_zero: bool) -> None:
     """Groups of all inputs, on the edge of two devices, and with zero points that no value has."""

@@ -275,11 +275,10 @@ def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) ->
     assert draw(logits, mixed, wanted, devices).tokens.tolist()[:8] == expected[:8]
 
 
-def test_a_row_with_extras_draws_the_same_alone_and_on_shards() -> None:
+def test_a_row_with_extras_draws_the_same_alone_and_on_two_shards() -> None:
     logits, wanted = some_logits(4, len(TABLE)), parameters([1.0] * len(TABLE))
     together = draw(logits, TABLE, wanted).tokens.tolist()
-    for devices in (2, 4):
-        assert draw(logits, TABLE, wanted, devices).tokens.tolist() == together
+    assert draw(logits, TABLE, wanted, 2).tokens.tolist() == together
     for place in (5, 13):
         alone = SamplingParameters(*(value[place : place + 1] for value in wanted))
         assert (

@@ -18,7 +18,7 @@ from tests.test_same_tokens import (
     slow,
 )
 
-pytestmark = pytest.mark.usefixtures("compiled_when_used")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "quick_compiles")
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -15,18 +15,15 @@ import pytest
 from orca_jax.helpers.cache_files import read_file, write_file
 from orca_jax.kernels.native import compiler as parts
 from orca_jax.kernels.native import library, load_library
-from tests.kernels.native.machine import FOUND, library_of, needs_library
+from tests.kernels.native.machine import FOUND, KEPT, library_of, needs_library
 
 OTHER = "int orca_jax_other(void) { return 1; }"
 
 
 @pytest.fixture(scope="module")
 def content() -> bytes:
-    """A library, compiled."""
-    library_of()  # or skip
-    compiler = library.found_compiler()
-    assert compiler is not None
-    return library._compiled(compiler, None)
+    """The library that the first process of a run compiled for this code."""
+    return read_file(KEPT / f"{library_of().name}.so")
 
 
 @pytest.fixture

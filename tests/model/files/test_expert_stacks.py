@@ -33,6 +33,7 @@ from tests.kernels.native.machine import library_of, needs_library
 from tests.model.recorded.record import load
 from tests.model.reference import logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 # Codes of four bits, and their numbers by the specification.
 NUMBERS = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 3.0, 6: 4.0, 7: 6.0, 9: -0.5, 15: -6.0}
 
@@ -141,7 +142,7 @@ def test_experts_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_xla_reads_the_bits_of_mxfp4(tmp_path: Path, devices: int) -> None:
     packed, plain = write_mxfp4(tmp_path)
     loading = prepare_load(packed, dtype="float32")

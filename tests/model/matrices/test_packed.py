@@ -15,7 +15,7 @@ from orca_jax.exec.compile import CompileCounter
 from orca_jax.kernels.native import Library
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.load import abstract_decoder, random_decoder
+from orca_jax.model.load import abstract_decoder
 from orca_jax.model.matrices.packed import (
     PackedMatrix,
     PackedTable,
@@ -29,7 +29,7 @@ from orca_jax.values.config import DType, ModelConfig, Quantization
 from orca_jax.values.layer_config import ExpertsConfig
 from orca_jax.values.platforms import platform_named
 from tests.kernels.native.machine import library_of, needs_library
-from tests.model.reference import dense_attention, logits, mesh_of
+from tests.model.reference import dense_attention, logits, mesh_of, random_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 WIDE = Library(32)
@@ -53,7 +53,7 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
 
 @cache
 def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
-    decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
+    decoder = random_of(model(), dtype, devices)
     library = library_of() if is_packed else None
     arrange(platform_named("cpu"), decoder, library)
     if library is not None:
@@ -80,7 +80,7 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
     """Each reads its part of the stack of all layers and experts, and multiplies the rows that chose it alone."""
     config, found = replace(model(), gated_mlp=True, experts=EXPERTS), []
     for library in (None, library_of()):
-        decoder = random_decoder(config, dtype="float32", mesh=mesh_of(devices))
+        decoder = random_of(config, "float32", devices)
         arrange(platform_named("cpu"), decoder, library)
         if library is not None:
             decoder.pack(library, devices)
@@ -95,10 +95,8 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
 def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
     """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
     config = replace(model(), layers=model().layers[:1], gated_mlp=True, quantization=quantization)
-    decoder, ids = (
-        random_decoder(config, dtype="float32", mesh=mesh_of(1)),
-        jnp.arange(8, dtype=jnp.int32),
-    )
+    decoder = random_of(config, "float32", 1)
+    ids = jnp.arange(8, dtype=jnp.int32)
     arrange(platform_named("cpu"), decoder)
     decoder.pack(library_of(), 1)
     lowered = (
@@ -110,13 +108,13 @@ def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_rows_of_a_packed_table(devices: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "devices"), [("float32", 2), pytest.param("bfloat16", 1, marks=pytest.mark.slow)]
+)
+def test_rows_of_a_packed_table(dtype: DType, devices: int) -> None:
     """One out of range gets the nearest row."""
-    plain, held = (
-        random("bfloat16", devices, is_packed=False),
-        random("bfloat16", devices, is_packed=True),
-    )
+    plain = random(dtype, devices, is_packed=False)
+    held = random(dtype, devices, is_packed=True)
     index = jnp.array([0, 7, 31, 32, 511, 10**6, -1])
     table = held.unembedding
     assert isinstance(table.table, PackedTable) and table.num_rows == plain.unembedding.num_rows
@@ -139,7 +137,7 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
     kept = None if keep is None else jnp.array(keep, jnp.int32)
 
     def hidden(library: Library | None) -> np.ndarray:
-        decoder = random_decoder(config, dtype="float32", mesh=mesh_of(2))
+        decoder = random_of(config, "float32", 2)
         arrange(platform_named("cpu"), decoder, library)
         decoder.pack(library_of(), 2)
         assert (decoder.is_packed, decoder.is_switched) == (library is not None, library is None)
@@ -163,7 +161,7 @@ def test_padding_changes_no_bit_of_a_token(
     keep: tuple[int, ...] | None, experts: ExpertsConfig | None
 ) -> None:
     """Nor does leaving it out: the results of padding are undefined."""
-    decoder = random_decoder(replace(model(), experts=experts), dtype="float32", mesh=mesh_of(1))
+    decoder = random_of(replace(model(), experts=experts), "float32", 1)
     arrange(platform_named("cpu"), decoder, library_of())
     decoder.pack(library_of(), 1)
     kept, num_kept = (None, 5) if keep is None else (jnp.array(keep, jnp.int32), 2)
@@ -207,7 +205,7 @@ def test_values_have_the_announced_shapes(devices: int) -> None:
 
 @needs_library
 def test_new_values_take_the_form_of_the_old_ones() -> None:
-    plain = random_decoder(model(), dtype="float32", mesh=mesh_of(2))
+    plain = random_of(model(), "float32", 2)
     read, held = (
         flat_parameters(nnx.state(each)) for each in (plain, random("float32", 2, is_packed=True))
     )

@@ -114,7 +114,7 @@ def test_every_matrix_and_the_table_are_packed() -> None:
 @needs_library
 def test_the_rows_of_a_packed_table() -> None:
     """One out of range gets the nearest row."""
-    plain, library = drawn("int8", "float32", 1), library_of()
+    plain, library = drawn("int4", "float32", 1), library_of()
     index = jnp.array([0, 7, 31, 32, 300, 10**6, -1])
     unembedding: Table = plain.unembedding
     wanted = np.asarray(unembedding(jnp.clip(index, 0, unembedding.num_rows - 1)))
@@ -171,7 +171,7 @@ def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devi
 
 def test_what_the_library_does_not_read_stays() -> None:
     """Matrices without whole blocks on each device."""
-    decoder = packed(drawn("int8", "float32", 1), Library(1 << 20), 1)
+    decoder = packed(drawn("int4", "float32", 1), Library(1 << 20), 1)
     kernels = [layer.kernel for block in decoder.blocks for layer in block.linear_layers]
     assert {type(kernel) for kernel in kernels} == {QuantisedMatrix}
 

@@ -17,6 +17,8 @@ from orca_jax.values.config import DType
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import REFERENCE, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # values are moved alone
+
 
 @needs_library
 @pytest.mark.parametrize(
