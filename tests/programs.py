@@ -54,7 +54,8 @@ def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:
 
 def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
     shapes = _shapes(self.unembedding, state.history, state.last_token)
-    return name, width, _common(self), self._model.family, self._model.vocab_size, shapes
+    model = self._model.family, self._model.vocab_size
+    return name, width, _common(self), self._config.logprobs_mode, model, shapes
 
 
 class _Remembered(jax.stages.Lowered):
