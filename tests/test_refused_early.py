@@ -51,7 +51,7 @@ def test_wrong_settings_need_no_jax(directory: Path, tmp_path: Path) -> None:
         (
             {"attention_implementation": "magic"},
             "attention_implementation",
-            "one of tpu, gpu, triton",
+            "one of tpu, tpu_latents, gpu, triton",
         ),
         ({"model": str(directory)}, "tokenizer", "no tokenizer.json"),
         ({"model": str(REFERENCE), "tokenizer": str(tmp_path)}, "tokenizer", "no tokenizer.json"),

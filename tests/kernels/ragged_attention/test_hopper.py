@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from orca_jax.kernels.ragged_attention import Scores, implementations, triton
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
+from orca_jax.kernels.ragged_attention.gpu_plan import ITEMS
 from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES
 from tests.aot.ptx import TENSOR_ALIGNMENT
@@ -101,11 +102,13 @@ def test_multiprocessors_are_those_of_the_card(
     device = Mock(jax.Device, platform=platform, core_count=cores)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    for module in (attention, triton):
-        launch = Mock(return_value=arrays.q)
-        monkeypatch.setattr(module, "_ragged", launch)
-        module.attend(*arrays, Scores(1.0))
-        assert launch.call_args.args[-2] == expected
+    launch = Mock(return_value=arrays.q)
+    monkeypatch.setattr(attention, "_ragged", launch)
+    attention.attend(*arrays, Scores(1.0))
+    assert launch.call_args.args[-2] == expected
+    monkeypatch.setattr(triton, "attend_shaped", launch)
+    triton.attend(*arrays, Scores(1.0))
+    assert launch.call_args.args[-1] == ITEMS * expected
 
 
 def test_they_run_on_gpus_only() -> None:
