@@ -29,10 +29,13 @@ from orca_jax.link.wire import (
     FromFrontEnd,
     Heartbeat,
     Iterations,
+    Pause,
+    PauseMode,
     ReadWeights,
     Ready,
     Rejected,
     ReplaceWeights,
+    Resume,
     Submit,
     Updates,
     Watch,
@@ -230,6 +233,7 @@ class EngineClient:
         self._kept: KeptRequests | None = None
         if config.restarts:
             self._kept = KeptRequests(config.engine.seed, self.adapters.loaded)
+        self.is_paused = False
         self._has_new_weights = False  # or may have: the next engine has those of the model
         self._numbers = itertools.count()
         self._weight_version = 0  # as far as is known
@@ -311,6 +315,16 @@ class EngineClient:
         """Empty the prefix cache of the devices. Raises as `EngineCalls.ask` does."""
         await self._changes.ask(ForgetPrefixes())
 
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Let new calls wait, and return when the pause has begun. Raises as `EngineCalls.ask` does."""
+        self.is_paused = True
+        await self._changes.ask(Pause(mode, clear_cache))
+
+    async def resume(self) -> None:
+        """End the pause. Raises as `EngineCalls.ask` does."""
+        await self._changes.ask(Resume())
+        self.is_paused = False
+
     async def update_weights(
         self, source: str, version: int | None = None, *, aborts: bool = False
     ) -> int:
@@ -346,7 +360,7 @@ class EngineClient:
         """Accept requests: the engine serves, with the adapters of its settings or those loaded again."""
         self._admission.num_rows = ready.num_rows
         self._weight_version = 0
-        self._has_new_weights = False
+        self.is_paused = self._has_new_weights = False
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self.reads = ready.reads

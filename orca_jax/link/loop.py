@@ -14,10 +14,12 @@ from typing import Any
 from orca_jax.assembly.adapters import AdapterReader, ReadAdapter
 from orca_jax.assembly.built import Built, PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
+from orca_jax.link.changes.held import HeldRequests
+from orca_jax.link.changes.pauses import Pauses
+from orca_jax.link.changes.weights import WeightUpdates
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.prepare import ADAPTERS, GRAMMARS, PendingWork, Preparation
 from orca_jax.link.watch import ProgressWatch, limit_and_place, step_limit
-from orca_jax.link.weight_updates import WeightUpdates
 from orca_jax.link.wire import (
     Abort,
     EngineAnswer,
@@ -26,11 +28,13 @@ from orca_jax.link.wire import (
     Heartbeat,
     LoadAdapter,
     Message,
+    Pause,
     Phase,
     ReadWeights,
     Ready,
     Rejected,
     ReplaceWeights,
+    Resume,
     Start,
     Submit,
     ToEngine,
@@ -194,6 +198,8 @@ class EngineLoop:
         self._updates = WeightUpdates(
             engine, prepare_update, self._report_prepared, send, status.work
         )
+        self._pauses = Pauses(engine, send)
+        self._held = HeldRequests()
         self._send = send
         self._status = status
         self._compile = compiler
@@ -226,7 +232,7 @@ class EngineLoop:
                 if updates or not engine.has_work:
                     status.work()
                     self._send_updates(updates)
-                    self._replace_weights()
+                    self._make_changes()
         finally:
             self._updates.close()
             self._grammars.close()
@@ -237,18 +243,23 @@ class EngineLoop:
         """Take messages until an iteration is to be run; False if the front end has gone."""
         engine = self._engine
         status = self._status
-        while not engine.has_work or self._has_message() or self._is_in_call:
-            if not engine.has_work and not self._has_message():
+        while self._is_resting or self._has_message() or self._is_in_call:
+            if self._is_resting and not self._has_message():
                 status.sample(engine)  # the state of an idle engine, too
-            if not engine.has_work:
+            if self._is_resting:
                 status.rest()
             message = self._received.popleft() if self._received else self._inbox.get()
             if message is None:
                 return False
             status.work(is_progress=not self._is_computing())
             self._take(message)
-            self._replace_weights()
+            self._make_changes()
         return True
+
+    @property
+    def _is_resting(self) -> bool:
+        """True if there is no iteration to run."""
+        return self._pauses.is_frozen or not self._engine.has_work
 
     def _wait(self, oldest: Handle) -> bool:
         """Wait for a result or a message, the first one to come; True if it is the result."""
@@ -289,11 +300,25 @@ class EngineLoop:
             )
         )
 
-    def _replace_weights(self) -> None:
-        """Replace the weights if this is due and all requests sent before have ended; then add those sent after."""
-        if self._updates.is_due and not self._engine.has_work and not self._compiling:
-            for submit in self._updates.replace():
-                self._take(submit)
+    def _make_changes(self) -> None:
+        """Replace weights or begin a pause, if this is due and all requests sent before have ended."""
+        is_empty = not self._engine.has_work and not self._compiling
+        if self._pauses.is_due and (is_empty or self._pauses.is_frozen):
+            self._pauses.settle()
+        if self._updates.is_due and is_empty:
+            self._updates.replace()
+            self._release()
+
+    def _release(self) -> None:
+        """Add the requests that waited for a change, unless another one is to come."""
+        if self._updates.is_due or self._pauses.is_on:
+            return
+        for submit in self._held.release():
+            self._take(submit)
+
+    def _holds(self, message: Submit | Abort) -> bool:
+        """True if nothing is left to do with a message, since requests wait for a change."""
+        return (self._updates.is_due or self._pauses.is_on) and self._held.take_message(message)
 
     def _abort_all(self) -> None:
         """End all requests, those with a grammar being compiled included."""
@@ -328,7 +353,7 @@ class EngineLoop:
     def _submit(self, message: Submit) -> None:
         """Add a request, or prepare its grammar first."""
         self._is_in_call = message.has_more
-        if self._updates.is_due and self._updates.holds(message):
+        if self._holds(message):
             return
         structured = message.params.structured
         if structured is None:
@@ -349,7 +374,7 @@ class EngineLoop:
         self._send_counts_at_rest()
 
     def _abort(self, message: Abort) -> None:
-        if self._updates.is_due and self._updates.holds(message):
+        if self._holds(message):
             return
         compiling = self._compiling.pop(message.request_id, None)
         if compiling is None:
@@ -395,9 +420,22 @@ class EngineLoop:
             case ReadWeights() as wanted:
                 self._updates.read(call, wanted)
             case ReplaceWeights(aborts):
-                self._updates.begin(call.number)
-                if aborts:
+                self._replace_weights(call.number, aborts=aborts)
+            case Pause() as wanted:
+                self._pauses.begin(call.number, wanted)
+                if wanted.mode == "abort":
                     self._abort_all()
+            case Resume():
+                self._pauses.end()
+                self._answer(call.number, self._release)
+
+    def _replace_weights(self, number: int, *, aborts: bool) -> None:
+        if self._pauses.is_frozen and self._engine.has_work:
+            self._answer(number, self._updates.refuse)
+            return
+        self._updates.begin(number)
+        if aborts:
+            self._abort_all()
 
     def _end_call(self, call: EngineCall, result: Any) -> None:
         """Make the change of a call after its preparation."""

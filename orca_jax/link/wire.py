@@ -25,6 +25,8 @@ MAX_FRAME_BYTES = 256 * 2**20
 _LENGTH = struct.Struct(">I")
 
 Phase = Literal["loading", "compiling", "serving"]
+PauseMode = Literal["abort", "wait", "keep"]
+"""The open requests of a pause end with the reason "abort", finish, or are kept until it ends."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -98,7 +100,20 @@ class ForgetPrefixes(Message, frozen=True):
     """Empty the prefix cache of the devices."""
 
 
-EngineChange = LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights | ForgetPrefixes
+class Pause(Message, frozen=True):
+    """Let new requests wait, and answer when the pause has begun; see `link/changes/pauses.py`."""
+
+    mode: PauseMode
+    clear_cache: bool = True  # empty the prefix cache when no request is left
+
+
+class Resume(Message, frozen=True):
+    """End the pause."""
+
+
+EngineChange = (
+    LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights | ForgetPrefixes | Pause | Resume
+)
 
 
 class EngineCall(Message, frozen=True):

@@ -4,17 +4,17 @@ import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from orca_jax.link.client import EngineClient, OpenCall
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
-from orca_jax.link.wire import Ready, Rejected, Submit
+from orca_jax.link.wire import PauseMode, Ready, Rejected, Submit
 from orca_jax.llm.arguments import (
     PlainPrompt,
     PromptInput,
@@ -252,11 +252,37 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache, as `LLM.reset_prefix_cache`. Raises EngineError if the engine has ended."""
         client, _ = self._parts()
-        try:
-            await client.reset_prefix_cache()
-        except LinkError as error:
-            raise EngineDeadError(error.message) from None
+        await _asked(client.reset_prefix_cache())
         return True
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Let new requests wait until `resume_generation`; return when the pause has begun.
+
+        Args:
+            mode: open requests end with the reason "abort", finish ("wait"), or are kept as they are ("keep").
+            clear_cache: empty the prefix cache when no request is left.
+
+        Raises:
+            ConfigError: the mode does not exist.
+            EngineError: the engine has ended.
+        """
+        client, _ = self._parts()
+        if mode not in get_args(PauseMode):
+            message = f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}"
+            raise ConfigError(message, param="mode")
+        await _asked(client.pause(mode, clear_cache=clear_cache))
+
+    async def resume_generation(self) -> None:
+        """End the pause: requests that waited are added. Raises EngineError if the engine has ended."""
+        client, _ = self._parts()
+        await _asked(client.resume())
+
+    async def is_paused(self) -> bool:
+        """True between `pause_generation` and `resume_generation`."""
+        client, _ = self._parts()
+        return client.is_paused
 
     async def _outputs(
         self,
@@ -372,3 +398,11 @@ def _checked(
     elif not all(type(token) is int for token in prompt):
         raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
     return encoded(prompt, params, texts.tokenizer, add_special_tokens, texts.most_tokens)
+
+
+async def _asked(change: Awaitable[None]) -> None:
+    """Wait for a change of the engine. Raises EngineError if it has ended."""
+    try:
+        await change
+    except LinkError as error:
+        raise EngineDeadError(error.message) from None

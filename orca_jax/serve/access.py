@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Access:
     """ASGI middleware: refuses calls without one of `keys`, except on `open_paths`; without keys it accepts all.
 
-    Posts to `own_keys` are passed on as well: the routes of these paths are behind an `Access` of their own.
+    Methods and paths in `own_keys` are passed on as well: their routes are behind an `Access` of their own.
 
     A key is in `Authorization: Bearer`; without this header it may be in one of `KEY_HEADERS`.
 
@@ -47,7 +47,7 @@ class Access:
         app: ASGIApp,
         keys: Sequence[str],
         open_paths: Collection[str] = OPEN_PATHS,
-        own_keys: Collection[str] = (),
+        own_keys: Collection[tuple[str, str]] = (),
     ) -> None:
         self._app = app
         self._open_paths = open_paths
@@ -74,13 +74,11 @@ class Access:
         """True if the router takes this call to an open route: the exact path, in no other spelling."""
         if scope["type"] != "http":
             return False
-        paths: Collection[str] = ()
-        if scope["method"] == "POST":
-            paths = self._own_keys
-        elif scope["method"] in OPEN_METHODS:
-            paths = self._open_paths
+        method = scope["method"]
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return path in paths or (scope["method"] == "HEAD" and path == ROOT)
+        if (method, path) in self._own_keys or (method == "HEAD" and path == ROOT):
+            return True
+        return method in OPEN_METHODS and path in self._open_paths
 
     def _caller(self, scope: Scope) -> str | ApiError:
         """The digest of the call's key, or the refusal."""

@@ -1,13 +1,16 @@
 """Routes that change a running server: weights and prefix cache, with keys of their own, and adapters, as in vLLM."""
 
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
+from typing import cast, get_args
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, request_response
 
 from orca_jax.link.errors import LinkError
+from orca_jax.link.wire import PauseMode
 from orca_jax.serve.access import Access, read_key_file
 from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response
@@ -25,8 +28,23 @@ from orca_jax.values.errors import ConfigError, RequestError
 
 UPDATE_PATH = "/update_weights_from_disk"
 RESET_PATH = "/reset_prefix_cache"
-ADMIN_PATHS = frozenset({UPDATE_PATH, f"{UPDATE_PATH}/", RESET_PATH, f"{RESET_PATH}/"})
-"""The paths that keys of callers do not open."""
+PAUSE_PATH = "/pause"
+RESUME_PATH = "/resume"
+PAUSED_PATH = "/is_paused"
+_METHODS = {
+    UPDATE_PATH: "POST",
+    RESET_PATH: "POST",
+    PAUSE_PATH: "POST",
+    RESUME_PATH: "POST",
+    PAUSED_PATH: "GET",
+}
+ADMIN_CALLS = frozenset(
+    [
+        *[(method, path) for path, method in _METHODS.items()],
+        *[(method, f"{path}/") for path, method in _METHODS.items()],
+    ]
+)
+"""Methods and paths that keys of callers do not open."""
 
 
 def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
@@ -49,9 +67,25 @@ def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
     async def reset(request: Request) -> Response:
         return await _reset(service, request)
 
-    handlers = {UPDATE_PATH: update, RESET_PATH: reset}
+    async def pause(request: Request) -> Response:
+        return await _pause(service, request)
+
+    async def resume(_: Request) -> Response:
+        await _asked(service, service.client.resume())
+        return JSONResponse({"status": "resumed"})
+
+    async def is_paused(_: Request) -> Response:
+        return JSONResponse({"is_paused": service.client.is_paused})
+
+    handlers = {
+        UPDATE_PATH: update,
+        RESET_PATH: reset,
+        PAUSE_PATH: pause,
+        RESUME_PATH: resume,
+        PAUSED_PATH: is_paused,
+    }
     return [
-        Route(path, Access(request_response(handler), keys, ()), methods=["POST"])
+        Route(path, Access(request_response(handler), keys, ()), methods=[_METHODS[path]])
         for path, handler in handlers.items()
     ]
 
@@ -61,11 +95,31 @@ async def _reset(service: Service, request: Request) -> Response:
     for name, value in request.query_params.items():
         if value.lower() != "false":
             raise ApiError(400, f"{name} must be false: running requests and files are kept", name)
+    await _asked(service, service.client.reset_prefix_cache())
+    return Response()
+
+
+async def _pause(service: Service, request: Request) -> Response:
+    """Let new calls wait. Raises ApiError for an unknown mode or parameter."""
+    wanted = {"mode": "abort", "clear_cache": "true", **request.query_params}
+    choices = {"mode": get_args(PauseMode), "clear_cache": ("true", "false")}
+    for name, value in wanted.items():
+        if name not in choices:
+            raise ApiError(400, f"{name} is unknown; use mode and clear_cache", name)
+        if value not in choices[name]:
+            raise ApiError(400, f"{name} must be one of {', '.join(choices[name])}", name)
+    mode = cast(PauseMode, wanted["mode"])
+    clear_cache = wanted["clear_cache"] == "true"
+    await _asked(service, service.client.pause(mode, clear_cache=clear_cache))
+    return JSONResponse({"status": "paused"})
+
+
+async def _asked(service: Service, change: Awaitable[None]) -> None:
+    """Wait for a change of the engine. Raises ApiError if it has ended."""
     try:
-        await service.client.reset_prefix_cache()
+        await change
     except LinkError as error:
         raise api_error(error, service.config.overload_status) from None
-    return Response()
 
 
 async def _update(service: Service, root: Path, request: Request) -> Response:

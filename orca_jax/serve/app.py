@@ -19,7 +19,7 @@ from orca_jax.serve.access import (
     with_cors,
     with_host_check,
 )
-from orca_jax.serve.admin import ADMIN_PATHS, adapter_routes, admin_routes
+from orca_jax.serve.admin import ADMIN_CALLS, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
 from orca_jax.serve.decisions import classify, decide, rerank, score, system_one
@@ -70,7 +70,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
     routed = WithoutLastSlash(app)
     opened = OPEN_PATHS | page_paths() if config.has_playground else OPEN_PATHS
-    guarded = Access(routed, keys, opened, ADMIN_PATHS) if keys else routed
+    guarded = Access(routed, keys, opened, ADMIN_CALLS) if keys else routed
     return RequestContext(
         with_host_check(with_cors(guarded, config), config, has_keys=bool(keys)), observer
     )

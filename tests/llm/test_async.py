@@ -130,6 +130,24 @@ def test_a_closed_stream_is_aborted_and_errors_disturb_nothing() -> None:
     asyncio.run(run())
 
 
+def test_a_pause_lets_requests_wait() -> None:
+    async def run() -> None:
+        greedy = SamplingParams(max_tokens=4, temperature=0)
+        async with AsyncLLM(**SETTINGS) as llm:
+            with pytest.raises(ConfigError, match="mode must be one of abort, wait, keep"):
+                await llm.pause_generation(mode="stop")  # type: ignore[arg-type]
+            await llm.pause_generation(mode="wait")
+            assert await llm.is_paused()
+            later = asyncio.create_task(last(llm.generate("a", greedy)))
+            done, _ = await asyncio.wait([later], timeout=0.1)
+            assert not done
+            await llm.resume_generation()
+            assert (await later).outputs[0].token_ids == oracle("a", greedy)
+            assert not await llm.is_paused()
+
+    asyncio.run(run())
+
+
 def test_settings_and_states_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"AsyncLLM.*did you mean max_num_seqs"):
         AsyncLLM(max_num_seq=3)

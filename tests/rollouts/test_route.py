@@ -9,20 +9,23 @@ from typing import Any
 import httpx
 import pytest
 
+from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import (
     EngineAnswer,
     EngineCall,
     ForgetPrefixes,
     Message,
+    Pause,
     ReadWeights,
     ReplaceWeights,
+    Resume,
     Updates,
 )
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import ConfigError
-from tests.serve.played import PlayedLink, Stage, on_stage, saying
+from tests.serve.played import PlayedLink, Script, Stage, on_stage, saying
 
 PATH = "/update_weights_from_disk"
 RESET = "/reset_prefix_cache"
@@ -34,6 +37,10 @@ class UpdatedLink(PlayedLink):
     """Answers updates as an engine: folders named "bad" are refused, and the version is 5 if none is given."""
 
     num_resets = 0
+
+    def __init__(self, client: EngineClient, script: Script) -> None:
+        super().__init__(client, script)
+        self.pauses: list[tuple[str, bool]] = []
 
     def send(self, message: Message) -> None:
         super().send(message)
@@ -50,6 +57,11 @@ class UpdatedLink(PlayedLink):
                 self.aborts, answer = aborts, EngineAnswer(number, version=self.version)
             case EngineCall(number, ForgetPrefixes()):
                 self.num_resets += 1
+                answer = EngineAnswer(number)
+            case EngineCall(number, Pause(mode, clear_cache)):
+                self.pauses.append((mode, clear_cache))
+                answer = EngineAnswer(number)
+            case EngineCall(number, Resume()):
                 answer = EngineAnswer(number)
             case _:
                 return
@@ -236,3 +248,41 @@ def test_the_prefix_cache_is_emptied_by_its_own_key_alone(config: ServerConfig) 
     assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401, 400]
     assert answers[-1].json()["error"]["param"] == "reset_running_requests"
     assert link.num_resets == 3
+
+
+def test_a_pause_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
+    async def act(stage: Stage) -> tuple[list[httpx.Response], UpdatedLink]:
+        link = UpdatedLink(stage.client, stage.link.script)
+        stage.client._link = link  # type: ignore[assignment]
+        async with stage.http() as http:
+            wanted = [
+                ("POST", "/pause", ADMIN),
+                ("GET", "/is_paused", ADMIN),
+                ("POST", "/pause?mode=keep&clear_cache=false", ADMIN),
+                ("POST", "/resume", ADMIN),
+                ("GET", "/is_paused/", ADMIN),
+                ("POST", "/pause", USER),
+                ("GET", "/is_paused", {}),
+                ("POST", "/pause?mode=stop", ADMIN),
+                ("POST", "/pause?wait_for_inflight_requests=true", ADMIN),
+            ]
+            answers = [
+                await http.request(method, path, headers=headers)
+                for method, path, headers in wanted
+            ]
+            return answers, link
+
+    answers, link = on_stage(saying("ab"), act, config)
+    codes = [answer.status_code for answer in answers]
+    assert codes == [200, 200, 200, 200, 200, 401, 401, 400, 400]
+    assert [answers[place].json() for place in (0, 1, 3, 4)] == [
+        {"status": "paused"},
+        {"is_paused": True},
+        {"status": "resumed"},
+        {"is_paused": False},
+    ]
+    assert link.pauses == [("abort", True), ("keep", False)]
+    assert [answer.json()["error"]["param"] for answer in answers[-2:]] == [
+        "mode",
+        "wait_for_inflight_requests",
+    ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orca_jax.assembly.built import PrepareUpdate, PutInPlace
 from orca_jax.engine import Engine
-from orca_jax.link.wire import Abort, EngineAnswer, EngineCall, Message, ReadWeights, Submit
+from orca_jax.link.wire import EngineAnswer, EngineCall, Message, ReadWeights
 from orca_jax.values.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class WeightUpdates:
-    """Updates in the order of their arrival, and the requests kept until weights are replaced.
+    """Updates in the order of their arrival.
 
     Args:
         engine: owned by the main thread.
@@ -44,7 +44,6 @@ class WeightUpdates:
         # with the number of the call that waits for it
         self._due: tuple[int, PutInPlace] | None = None
         self.is_due = False  # true if new weights wait for the end of all requests
-        self._held: list[Submit] = []
         # starts its thread when it is needed
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
@@ -68,22 +67,20 @@ class WeightUpdates:
         self._was_read = None
         self.is_due = True
 
-    def holds(self, message: Submit | Abort) -> bool:
-        """Keep a new request while weights are due, or drop a kept request after its abort.
+    def refuse(self) -> None:
+        """Forget the weights that were read, since requests are kept that began with the old ones.
 
-        Returns:
-            True if nothing is left to do. False if the engine must get the message: the abort of a live request.
+        Raises:
+            RequestError: always.
         """
-        if isinstance(message, Submit):
-            self._held.append(message)
-            return True
-        kept = [submit for submit in self._held if submit.request_id != message.request_id]
-        is_held = len(kept) < len(self._held)
-        self._held = kept
-        return is_held
+        self._was_read = None
+        self._next()
+        raise RequestError(
+            "weights cannot be replaced while a pause keeps requests: resume, or pause with mode wait or abort"
+        )
 
-    def replace(self) -> list[Submit]:
-        """Put the new weights in place, and return the requests that waited for them. No request may be live."""
+    def replace(self) -> None:
+        """Put the new weights in place. No request may be live."""
         assert self._due is not None, "no weights are due"
         (_, wanted), (number, put), self._due, self.is_due = (
             self._waiting[0],
@@ -94,9 +91,6 @@ class WeightUpdates:
         version = self.engine.update_weights(lambda: put(self.progress), wanted.version)
         self.send(EngineAnswer(number, version=version))
         self._next()
-        held = self._held
-        self._held = []
-        return held
 
     def close(self) -> None:
         """Read no more weights."""

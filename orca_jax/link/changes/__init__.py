@@ -1,0 +1,1 @@
+"""Changes of a running engine that requests wait for."""

@@ -1,0 +1,147 @@
+"""Pauses of an engine in the modes of vLLM: what becomes of open requests, and of those that come later."""
+
+import asyncio
+import random
+
+import pytest
+
+from orca_jax.link.wire import PauseMode
+from orca_jax.values.errors import RequestError
+from orca_jax.values.request import SamplingParams
+from tests.rollouts.toy_weights import Front, ShiftedToy, expected, run_front
+
+PROMPT = list(range(1, 13))
+STEP = 0.003  # seconds of an iteration
+LONG = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+
+
+async def begun(toy: ShiftedToy, front: Front) -> asyncio.Task:
+    """A request with some of its tokens."""
+    answer = asyncio.create_task(front.answer(PROMPT, LONG))
+    before = toy.engine.stats.iterations
+    while toy.engine.stats.iterations < before + 5:
+        await asyncio.sleep(STEP)
+    return answer
+
+
+async def turns() -> None:
+    """Time for many iterations."""
+    for _ in range(20):
+        await asyncio.sleep(STEP)
+
+
+def test_kept_requests_go_on_where_they_were() -> None:
+    toy = ShiftedToy(STEP, max_model_len=1024)
+
+    async def act(front: Front) -> None:
+        first = await begun(toy, front)
+        await front.client.pause("keep")
+        assert front.client.is_paused
+        before = toy.engine.stats.iterations
+        later = asyncio.create_task(front.answer([4, 5], SHORT))
+        await turns()
+        assert toy.engine.stats.iterations == before
+        assert not first.done() and not later.done()
+        with pytest.raises(RequestError, match="while a pause keeps requests"):
+            await front.client.update_weights("3")
+        await front.client.resume()
+        assert not front.client.is_paused
+        assert (await first)[:2] == (0, [expected(PROMPT, 60, 0)])
+        assert (await later)[:2] == (0, [expected([4, 5], 3, 0)])
+        assert await front.client.update_weights("3") == 1, "the refused one is forgotten"
+
+    run_front(toy, act)
+
+
+def test_a_pause_begins_when_open_requests_have_finished() -> None:
+    toy = ShiftedToy(STEP, max_model_len=1024)
+
+    async def act(front: Front) -> None:
+        first = await begun(toy, front)
+        pause = asyncio.create_task(front.client.pause("wait"))
+        await asyncio.sleep(STEP)
+        later = asyncio.create_task(front.answer([4, 5], SHORT))
+        dropped = asyncio.create_task(front.answer([6], SHORT))
+        assert (await first)[:2] == (0, [expected(PROMPT, 60, 0)])
+        await pause
+        dropped.cancel()
+        await turns()
+        assert not later.done() and not toy.engine.has_work
+        assert await front.client.update_weights("9") == 1
+        assert not later.done()
+        await front.client.resume()
+        assert (await later)[:2] == (1, [expected([4, 5], 3, 9)])
+
+    run_front(toy, act)
+    assert toy.engine.stats.waiting == 0
+
+
+def test_a_pause_may_abort_open_requests() -> None:
+    toy = ShiftedToy(STEP, max_model_len=1024)
+
+    async def act(front: Front) -> None:
+        first = await begun(toy, front)
+        await front.client.pause()
+        _, (text,), reasons = await first
+        assert reasons == ["abort"] and len(text) < 60
+        later = asyncio.create_task(front.answer([4, 5], SHORT))
+        await turns()
+        assert not later.done()
+        await front.client.resume()
+        assert (await later)[1] == [expected([4, 5], 3, 0)]
+
+    run_front(toy, act)
+
+
+@pytest.mark.parametrize("clear_cache", [True, False])
+def test_the_prefix_cache_is_emptied_on_request(clear_cache: bool) -> None:
+    toy = ShiftedToy(max_model_len=64)
+
+    async def act(front: Front) -> None:
+        await front.answer(PROMPT, SHORT)
+        await front.client.pause("wait", clear_cache=clear_cache)
+        await front.client.resume()
+        await front.answer(PROMPT, SHORT)
+        assert toy.engine.pool.num_cache_hits == (0 if clear_cache else 11)
+
+    run_front(toy, act)
+
+
+def test_random_pauses_lose_no_request() -> None:
+    """Answers are whole unless they were aborted, and the last resume leaves nothing behind."""
+    toy = ShiftedToy(max_model_len=64)
+
+    async def act(front: Front) -> None:
+        draw = random.Random(0)
+        modes: list[PauseMode] = ["abort", "wait", "keep"]
+        is_over = False
+        aborted = 0
+
+        async def user(name: int) -> None:
+            nonlocal aborted
+            while not is_over:
+                prompt = [*PROMPT[: draw.randint(1, 12)], name]
+                count = draw.randint(1, 20)
+                params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+                _, (text,), (reason,) = await front.answer(prompt, params)
+                whole = expected(prompt, count, 0)
+                assert text == whole[: len(text)]
+                aborted += reason == "abort"
+                assert reason == "abort" or text == whole
+
+        users = [asyncio.create_task(user(name)) for name in range(4)]
+        for _ in range(60):
+            await front.client.pause(draw.choice(modes))
+            if draw.random() < 0.3:
+                await front.client.pause(draw.choice(modes))
+            await asyncio.sleep(0)
+            await front.client.resume()
+            await asyncio.sleep(STEP)
+        is_over = True
+        await asyncio.gather(*users)
+        assert aborted > 0
+
+    run_front(toy, act)
+    toy.engine.pool.check_integrity()
+    assert not toy.engine.has_work
