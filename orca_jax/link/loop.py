@@ -302,12 +302,16 @@ class EngineLoop:
 
     def _make_changes(self) -> None:
         """Replace weights or begin a pause, if this is due and all requests sent before have ended."""
-        is_empty = not self._engine.has_work and not self._compiling
-        if self._pauses.is_due and (is_empty or self._pauses.is_frozen):
+        if self._pauses.is_due and (self._is_empty or self._pauses.is_frozen):
             self._pauses.settle()
-        if self._updates.is_due and is_empty:
+        if self._updates.is_due and self._is_empty:
             self._updates.replace()
             self._release()
+
+    @property
+    def _is_empty(self) -> bool:
+        """True if no request is in the engine, or on its way there."""
+        return not self._engine.has_work and not self._compiling
 
     def _release(self) -> None:
         """Add the requests that waited for a change, unless another one is to come."""
@@ -430,7 +434,7 @@ class EngineLoop:
                 self._answer(call.number, self._release)
 
     def _replace_weights(self, number: int, *, aborts: bool) -> None:
-        if self._pauses.is_frozen and self._engine.has_work:
+        if self._pauses.is_frozen and not self._is_empty:
             self._answer(number, self._updates.refuse)
             return
         self._updates.begin(number)

@@ -19,7 +19,7 @@ from orca_jax.values.errors import ConfigError, RequestError
 from orca_jax.values.request import SamplingParams, candidate_seed
 
 BASE = "tunix.rl.rollout.base_rollout"
-_NO_FILTER = {"top_p": 1.0, "top_k": -1}
+_NO_FILTER = {"top_p": (1.0,), "top_k": (0, -1)}
 
 
 def orca_rollout(model: str, *, filters: bool = False, **settings: Any) -> "partial[Any]":
@@ -215,7 +215,7 @@ class _Rollout:
             value = getattr(config, name)
             if value is None:
                 continue
-            if value != _NO_FILTER[name] and not self._filters:
+            if value not in _NO_FILTER[name] and not self._filters:
                 message = (
                     f"{name} {value} leaves tokens out, and Tunix's trainer computes log probabilities over all "
                     f"tokens: leave {name} out, or give orca_rollout filters=True"

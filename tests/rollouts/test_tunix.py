@@ -115,6 +115,12 @@ def test_filters_are_refused_unless_they_are_wanted(make: Any, name: str, value:
     assert len(make(filters=True).generate(["ab"], config).tokens[0]) == 2
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_values_that_filter_nothing_are_taken(make: Any, top_k: int) -> None:
+    config = contract.RolloutConfig(max_tokens_to_generate=2, top_k=top_k)
+    assert len(make().generate(["ab"], config).tokens[0]) == 2
+
+
 def test_log_probabilities_are_those_of_the_sampled_distribution(make: Any) -> None:
     rollout = make(model="demo", logprobs_mode="processed_logprobs", max_model_len=64)
     config = contract.RolloutConfig(
