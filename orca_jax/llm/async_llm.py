@@ -240,14 +240,13 @@ class AsyncLLM:
         try:
             if isinstance(params, str | PathLike):
                 path = os.path.abspath(params)
-                return await client.update_weights(path, version, aborts=abort_all_requests)
+                return await _asked(client.update_weights(path, version, aborts=abort_all_requests))
             with tempfile.TemporaryDirectory(prefix="orca_jax_weights_") as folder:
                 await asyncio.to_thread(save_tree, params, Path(folder))
-                return await client.update_weights(folder, version, aborts=abort_all_requests)
+                update = client.update_weights(folder, version, aborts=abort_all_requests)
+                return await _asked(update)
         except RequestError as error:
             raise ConfigError(error.message, error.param) from None
-        except LinkError as error:
-            raise EngineDeadError(error.message) from None
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache, as `LLM.reset_prefix_cache`. Raises EngineError if the engine has ended."""
@@ -400,9 +399,9 @@ def _checked(
     return encoded(prompt, params, texts.tokenizer, add_special_tokens, texts.most_tokens)
 
 
-async def _asked(change: Awaitable[None]) -> None:
-    """Wait for a change of the engine. Raises EngineError if it has ended."""
+async def _asked[T](change: Awaitable[T]) -> T:
+    """The result of a change of the engine. Raises EngineError if it has ended."""
     try:
-        await change
+        return await change
     except LinkError as error:
         raise EngineDeadError(error.message) from None

@@ -1,6 +1,6 @@
 """Routes that change a running server: weights and prefix cache, with keys of their own, and adapters, as in vLLM."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import cast, get_args
@@ -26,26 +26,6 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.values.checks import adapter_name_fault
 from orca_jax.values.errors import ConfigError, RequestError
 
-UPDATE_PATH = "/update_weights_from_disk"
-RESET_PATH = "/reset_prefix_cache"
-PAUSE_PATH = "/pause"
-RESUME_PATH = "/resume"
-PAUSED_PATH = "/is_paused"
-_METHODS = {
-    UPDATE_PATH: "POST",
-    RESET_PATH: "POST",
-    PAUSE_PATH: "POST",
-    RESUME_PATH: "POST",
-    PAUSED_PATH: "GET",
-}
-ADMIN_CALLS = frozenset(
-    [
-        *[(method, path) for path, method in _METHODS.items()],
-        *[(method, f"{path}/") for path, method in _METHODS.items()],
-    ]
-)
-"""Methods and paths that keys of callers do not open."""
-
 
 def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
     """Build the routes, if the server has keys for them. They accept these keys alone.
@@ -60,33 +40,9 @@ def admin_routes(service: Service, config: ServerConfig) -> list[Route]:
     root = Path(config.weights_root)
     if not root.is_dir():
         raise ConfigError(f"{root} is not a directory", param="weights_root")
-
-    async def update(request: Request) -> Response:
-        return await _update(service, root.resolve(), request)
-
-    async def reset(request: Request) -> Response:
-        return await _reset(service, request)
-
-    async def pause(request: Request) -> Response:
-        return await _pause(service, request)
-
-    async def resume(_: Request) -> Response:
-        await _asked(service, service.client.resume())
-        return JSONResponse({"status": "resumed"})
-
-    async def is_paused(_: Request) -> Response:
-        return JSONResponse({"is_paused": service.client.is_paused})
-
-    handlers = {
-        UPDATE_PATH: update,
-        RESET_PATH: reset,
-        PAUSE_PATH: pause,
-        RESUME_PATH: resume,
-        PAUSED_PATH: is_paused,
-    }
     return [
-        Route(path, Access(request_response(handler), keys, ()), methods=[_METHODS[path]])
-        for path, handler in handlers.items()
+        Route(path, Access(request_response(partial(answer, service)), keys, ()), methods=[method])
+        for (method, path), answer in _ANSWERS.items()
     ]
 
 
@@ -114,36 +70,56 @@ async def _pause(service: Service, request: Request) -> Response:
     return JSONResponse({"status": "paused"})
 
 
-async def _asked(service: Service, change: Awaitable[None]) -> None:
-    """Wait for a change of the engine. Raises ApiError if it has ended."""
+async def _resume(service: Service, _: Request) -> Response:
+    """Let the calls that waited begin. Raises ApiError."""
+    await _asked(service, service.client.resume())
+    return JSONResponse({"status": "resumed"})
+
+
+async def _is_paused(service: Service, _: Request) -> Response:
+    return JSONResponse({"is_paused": service.client.is_paused})
+
+
+async def _asked[T](service: Service, change: Awaitable[T]) -> T:
+    """The result of a change of the engine. Raises ApiError if it has ended."""
     try:
-        await change
+        return await change
     except LinkError as error:
         raise api_error(error, service.config.overload_status) from None
 
 
-async def _update(service: Service, root: Path, request: Request) -> Response:
+async def _update(service: Service, request: Request) -> Response:
     """Replace the weights, and answer when new requests get the new ones. Raises ApiError."""
     call, ignored, _ = await read_request(request, update_weights_parser, service)
-    source = _folder(root, call.model_path)
+    assert service.config.weights_root is not None, "the flags were checked"
+    source = _folder(Path(service.config.weights_root).resolve(), call.model_path)
     if source is None:
         raise ApiError(
             400, "model_path must be a folder below that of --weights-root", "model_path"
         )
+    aborts = bool(call.abort_all_requests)
+    update = service.client.update_weights(str(source), call.weight_version, aborts=aborts)
     try:
-        version = await service.client.update_weights(
-            str(source), call.weight_version, aborts=bool(call.abort_all_requests)
-        )
+        version = await _asked(service, update)
     except RequestError as error:
         raise ApiError(
             400, error.message, "model_path" if error.param == "model" else error.param
         ) from None
-    except LinkError as error:
-        raise api_error(error, service.config.overload_status) from None
     answer = UpdatedWeights(
         success=True, message="the weights were replaced", weight_version=version
     )
     return json_response(answer, headers=report_ignored(service, ignored))
+
+
+_ANSWERS: Mapping[tuple[str, str], Callable[[Service, Request], Awaitable[Response]]] = {
+    ("POST", "/update_weights_from_disk"): _update,
+    ("POST", "/reset_prefix_cache"): _reset,
+    ("POST", "/pause"): _pause,
+    ("POST", "/resume"): _resume,
+    ("GET", "/is_paused"): _is_paused,
+}
+ADMIN_CALLS = frozenset([*_ANSWERS, *[(method, f"{path}/") for method, path in _ANSWERS]])
+"""Methods and paths that keys of callers do not open."""
 
 
 def _folder(root: Path, name: str) -> Path | None:

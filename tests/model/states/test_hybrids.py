@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -18,9 +17,6 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.kernels.ragged_attention import triton_latents
-from orca_jax.kernels.ragged_attention.api import BACKENDS
-from orca_jax.kernels.ragged_attention.tpu import latents as tpu_latents
 from orca_jax.model.block import Pattern
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
@@ -208,29 +204,6 @@ def test_periods(mixers: str, period: int, repeats: bool) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_reference_attention(name: str, base: Path) -> None:
     check(name, Server([arranged(name, base)], mesh_of(1), "reference"))
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "function", "page_size"),
-    [
-        ("deepseek_v2-0", tpu_latents, "write_and_attend", 128),
-        pytest.param("deepseek_v2-2", triton_latents, "attend", 16, marks=pytest.mark.slow),
-    ],
-    ids=["tpu", "triton"],
-)
-def test_kernels_of_latents(
-    name: str,
-    backend: ModuleType,
-    function: str,
-    page_size: int,
-    base: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The kernels are interpreted."""
-    interpreted = partial(getattr(backend, function), interpret=True)
-    monkeypatch.setattr(backend, function, interpreted)
-    (row,) = (each for each in BACKENDS if each.module == backend.__name__)
-    check(name, Server([arranged(name, base)], mesh_of(1), row.name, page_size))
 
 
 @pytest.mark.slow
