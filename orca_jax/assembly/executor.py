@@ -134,7 +134,7 @@ def start_executor(
     config: ExecutorConfig,
     times: StartTimes,
     on_compile: Callable[[], None] | None = None,
-    before_run: Callable[[], None] | None = None,
+    before_run: Callable[[], None] = lambda: None,
     *,
     has_bars: bool = False,
     is_enough: Callable[[int, float], bool] = lambda size, seconds: False,

@@ -20,13 +20,14 @@ from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.host_memory import give_back
-from orca_jax.exec.pack import pack
+from orca_jax.exec.pack import Packer
 from orca_jax.exec.probe import probe
-from orca_jax.exec.programs import Programs, compile_stages
+from orca_jax.exec.programs import ProgramName, Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.programs import (
     Drawn,
+    DrawsPacker,
     kind_of_draws,
     pack_draws,
     pack_extras,
@@ -94,7 +95,7 @@ class JaxExecutor:
         greedy_only: bool = False,
         ahead: CompiledAhead | None = None,
         times: StartTimes | None = None,
-        before_run: Callable[[], None] | None = None,
+        before_run: Callable[[], None] = lambda: None,
         is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
     ) -> None:
         times = times or StartTimes()
@@ -112,23 +113,22 @@ class JaxExecutor:
         self.adapters: dict[str, Mapping[str, NDArray[Any]]] = {}
         pages_per_row = ceil_div(config.max_model_len, config.cache.page_size)
         self._rows = RowTable(config.num_rows, pages_per_row, len(config.cache.groups))
+        self._packer = Packer(self._rows)
+        self._draws_packer = DrawsPacker(
+            self._rows, for_scored=config.logprobs_mode.startswith("processed")
+        )
         self._sums = VectorSums()
         self._idle = IdleWatch()
         self._seconds_in_flight = 0.0  # expected for everything submitted and not collected
         self._num_in_flight = 0
         self._counter = CompileCounter()
-        if ahead is not None:
-            programs = ahead.result(progress)
-        else:
-            with compile_cache(config.compile_cache):
-                programs = compile_stages(shapes, progress, times)
-        decoders = [decoder for decoder, _ in own]
+        programs = _compiled(shapes, config, ahead, progress, times)
+        decoders = (decoder for decoder, _ in own)
         self.stages = [Stage(*each) for each in zip(decoders, shapes, programs, strict=True)]
         self._last = self.stages[-1]
         self.has_results = stages[-1].decoder is not None
         self._path = make_path(stages, self.stages, model.embed_dim, config.buckets)
-        if before_run is not None:
-            before_run()
+        before_run()
         with times.phase("warm_up"):
             measured = self._warm_up(is_enough, times)
         self.launch_seconds = measured.usual()
@@ -236,7 +236,7 @@ class JaxExecutor:
             [plan.members[segment.member].row for segment in segments]
         )
         layouts = self._shapes.adapted_layouts if is_adapted else self._shapes.layouts
-        vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
+        vector, kept = self._packer.pack(plan.members, segments, layouts[bucket])
         packed = time.perf_counter()
         # before the dispatch, which may wait for the device
         self._seconds_in_flight += self._longest_seconds[bucket]
@@ -288,12 +288,7 @@ class JaxExecutor:
             or any([rows.has_extras[row] for row in launch.kept.row.tolist()])
         )
         width = bucket_for(shapes.full_widths if is_full else shapes.widths, number)
-        draws = pack_draws(
-            launch.kept,
-            rows,
-            shapes.draws_layouts[width],
-            for_scored=self.config.logprobs_mode.startswith("processed"),
-        )
+        draws = self._draws_packer.pack(launch.kept, shapes.draws_layouts[width])
         extras = mask = None
         if is_full:
             extras = pack_extras(launch.kept, launch.num_top, rows, shapes.extras_layouts[width])
@@ -426,3 +421,17 @@ class JaxExecutor:
                 raise CompileWhileServingError(
                     f"{late} programs were compiled after start; run with debug logging of jax to see which"
                 )
+
+
+def _compiled(
+    shapes: Sequence[Programs],
+    config: ExecutorConfig,
+    ahead: CompiledAhead | None,
+    progress: Progress,
+    times: StartTimes,
+) -> list[dict[ProgramName, jax.stages.Compiled]]:
+    """The programs of each stage; waits for those whose compilation began before."""
+    if ahead is not None:
+        return ahead.result(progress)
+    with compile_cache(config.compile_cache):
+        return compile_stages(shapes, progress, times)

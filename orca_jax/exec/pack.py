@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -42,13 +42,18 @@ class VectorLayout:
         """Length of the vector."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
+    @cached_property
+    def places(self) -> Mapping[str, slice]:
+        """The place of each array in the vector."""
+        ends = list(accumulate(math.prod(shape) for shape in self.shapes.values()))
+        pairs = zip([0, *ends], ends, strict=False)
+        return {name: slice(*pair) for name, pair in zip(self.shapes, pairs, strict=True)}
+
     def views(self, vector: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
         """The arrays of a host vector, to be written in place; floats are views too."""
         out: dict[str, NDArray[Any]] = {}
-        start = 0
         for name, shape in self.shapes.items():
-            part = vector[start : start + math.prod(shape)].reshape(shape)
-            start += part.size
+            part = vector[self.places[name]].reshape(shape)
             if name in self.floats:
                 part = part.view(np.float32)
             out[name] = part
@@ -57,10 +62,9 @@ class VectorLayout:
     def unpack(self, vector: Int32[Array, " N"]) -> dict[str, Array]:
         """The arrays of a device vector; traced."""
         out: dict[str, Array] = {}
-        start = 0
         for name, shape in self.shapes.items():
-            part = lax.slice_in_dim(vector, start, start + math.prod(shape)).reshape(shape)
-            start += part.size
+            place = self.places[name]
+            part = lax.slice_in_dim(vector, place.start, place.stop).reshape(shape)
             if name in self.floats:
                 part = lax.bitcast_convert_type(part, jnp.float32)
             out[name] = part
@@ -164,6 +168,11 @@ class Layout:
                 others[each.name] = (each.num_groups, self.num_rows, each.width)
         return VectorLayout({**per_token, **per_row, **others, "kept_token": (self.num_kept,)})
 
+    @cached_property
+    def has_moving_blocks(self) -> bool:
+        """True if the blocks of a row depend on its position: those of windows and of states do."""
+        return self.has_states or any(window is not None for window in self.windows)
+
     @property
     def size(self) -> int:
         """Length of the vector."""
@@ -172,6 +181,14 @@ class Layout:
     def views(self, vector: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
         """The arrays of a host vector, to be written in place."""
         return self.vector.views(vector)
+
+    def step(self, used: int) -> NDArray[np.int32]:
+        """What each of the first `used` rows of one token adds to the vector by the next token."""
+        step = np.zeros(self.size, np.int32)
+        view = self.views(step)
+        view["positions"][:used] = 1
+        view["context_len"][:used] = 1
+        return step
 
     def write_blocks(
         self,
@@ -253,6 +270,78 @@ class Kept(NamedTuple):
     def has_targets(self) -> bool:
         """True if log probabilities of known ids are requested."""
         return any(target is not None for target in self.targets)
+
+
+class PackedIncrements(NamedTuple):
+    """A launch of one token for each member of a plan: the token that the devices drew last."""
+
+    layout: Layout
+    members: Sequence[Member]
+    vector: NDArray[np.int32]  # the devices may still read it
+    kept: Kept
+    step: NDArray[np.int32]  # from this vector to that of the next launch
+
+
+class Packer:
+    """Packs launches one after the other.
+
+    In decode most launches are those before them with other positions, so they are made from their vectors. The
+    program of the layers leaves nothing else in the caches of a processor, and there this takes a fifth of the time of
+    `pack`.
+    """
+
+    def __init__(self, rows: RowTable) -> None:
+        self._rows = rows
+        self._earlier: dict[int, PackedIncrements] = {}  # by the row of the first member
+
+    def pack(
+        self, members: Sequence[Member], segments: Sequence[Segment], layout: Layout
+    ) -> tuple[NDArray[np.int32], Kept]:
+        """The vector of one launch, and the tokens to keep for the sampler, as `pack` returns them."""
+        if len(segments) < len(members) or not all([_is_increment(member) for member in members]):
+            return pack(members, segments, self._rows, layout)
+        earlier = self._earlier.get(members[0].row)
+        if earlier is not None and _follow(members, layout, earlier):
+            vector, kept = self._move_on(members, earlier)
+            step = earlier.step
+        else:
+            vector, kept = pack(members, segments, self._rows, layout)
+            step = layout.step(len(members))
+        self._earlier[members[0].row] = PackedIncrements(layout, members, vector, kept, step)
+        return vector, kept
+
+    def _move_on(
+        self, members: Sequence[Member], earlier: PackedIncrements
+    ) -> tuple[NDArray[np.int32], Kept]:
+        """The launch in which each request of an earlier one is a token further."""
+        layout = earlier.layout
+        vector = earlier.vector + earlier.step
+        if layout.has_moving_blocks or any([member.new_blocks for member in members]):
+            used = len(members)
+            view = layout.views(vector)
+            row = np.array([member.row for member in members], np.int32)
+            layout.write_blocks(view, self._rows.blocks, row, view["positions"][:used])
+            if layout.has_states:
+                segments = [Segment(index, 0, 1) for index in range(used)]
+                view["source"][:used], view["target"][:used] = _states(members, segments)
+        return vector, earlier.kept._replace(context_len=earlier.kept.context_len + 1)
+
+
+def _is_increment(member: Member) -> bool:
+    """True if a member is one token, on the device, after which another one is drawn."""
+    return member.is_sampling and member.last_on_device and not member.ids and not member.targets
+
+
+def _follow(members: Sequence[Member], layout: Layout, earlier: PackedIncrements) -> bool:
+    """True if increments have the rows of earlier ones, and each request is a token further."""
+    if layout is not earlier.layout or len(members) != len(earlier.members):
+        return False
+    for member, before in zip(members, earlier.members, strict=True):
+        if member.row != before.row or member.start != before.start + 1:
+            return False
+        if member.sampling is not None:
+            return False
+    return True
 
 
 def pack(

@@ -3,15 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.exec.buckets import launches
-from orca_jax.exec.pack import Batch, Kept, Layout, pack
+from orca_jax.exec.buckets import Segment, launches
+from orca_jax.exec.pack import Batch, Kept, Layout, Packer, pack
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.draw import SamplingParameters
 from orca_jax.exec.sampling.programs import (
     Draws,
+    DrawsPacker,
     draws_layout,
     extras_layout,
     pack_draws,
@@ -19,7 +21,7 @@ from orca_jax.exec.sampling.programs import (
     pack_masks,
     unpack_draws,
 )
-from orca_jax.values.step import Member
+from orca_jax.values.step import Member, StateMove
 from tests.sampling import row_sampling
 
 
@@ -100,6 +102,90 @@ def test_known_ids_before_one_on_the_device() -> None:
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
     assert batch.ids.tolist() == [50, 51, 52, 0]
     assert batch.on_device.tolist() == [False, False, False, True]
+
+
+NUM_ROWS = 3
+LAYOUTS = {
+    "plain": Layout(num_tokens=4, num_rows=NUM_ROWS, num_pages=20),
+    "adapters": Layout(num_tokens=4, num_rows=NUM_ROWS, num_pages=20, has_slots=True),
+    "windows": Layout(
+        num_tokens=4, num_rows=NUM_ROWS, num_pages=20, windows=(None, 3, 3), page_size=2
+    ),
+    "states": Layout(num_tokens=4, num_rows=NUM_ROWS, num_pages=20, has_states=True),
+}
+WORK = st.sampled_from(["newcomer", "increment", "increment", "increment", "known", "again"])
+ITERATION = st.tuples(
+    st.permutations(range(NUM_ROWS)),
+    st.lists(st.tuples(WORK, st.booleans()), min_size=1, max_size=NUM_ROWS),
+)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@given(iterations=st.lists(ITERATION, max_size=16))
+def test_launches_made_from_earlier_ones_are_packed_alike(
+    kind: str, iterations: list[tuple[list[int], list[tuple[str, bool]]]]
+) -> None:
+    """Rows in any order, with new holders, new blocks, ids of the host, and positions computed again."""
+    layout = LAYOUTS[kind]
+    groups = len(layout.windows)
+    rows = RowTable(NUM_ROWS, layout.num_pages, groups)
+    packer, draws_packer = Packer(rows), DrawsPacker(rows, for_scored=False)
+    positions = [-1] * NUM_ROWS  # of the last token of each row; -1: no holder
+    pages = [0] * NUM_ROWS
+    numbers = iter(range(1, 1000))
+
+    def member(row: int, work: str, has_page: bool) -> Member:
+        sampling = None
+        if work == "newcomer" or positions[row] < 0 or pages[row] >= layout.num_pages:
+            sampling = row_sampling(0.5, seed=next(numbers))._replace(slot=next(numbers))
+            positions[row] = -1
+            pages[row] = 0
+            has_page = True
+        elif work == "again":
+            positions[row] -= 1
+        positions[row] += 1
+        blocks = [[next(numbers)] for _ in range(groups)] if has_page else []
+        pages[row] += has_page
+        is_known = work == "known" or sampling is not None
+        return Member(
+            f"{row}",
+            row,
+            max(positions[row], 0),
+            [next(numbers)] if is_known else [],
+            is_sampling=True,
+            last_on_device=not is_known,
+            num_old_blocks=pages[row] - has_page,
+            new_blocks=blocks,
+            sampling=sampling,
+            state=StateMove(next(numbers), next(numbers)) if layout.has_states else None,
+        )
+
+    for order, works in iterations:
+        members = [member(row, *work) for row, work in zip(order, works, strict=False)]
+        rows.update(members)
+        [segments] = launches(members, layout.num_tokens, 64)
+        vector, kept = packer.pack(members, segments, layout)
+        expected, expected_kept = pack(members, segments, rows, layout)
+        assert vector.tolist() == expected.tolist()
+        for own, other in zip(kept, expected_kept, strict=True):
+            assert np.array_equal(own, other)
+        draws = draws_layout(4)
+        assert (
+            draws_packer.pack(kept, draws).tolist()
+            == pack_draws(expected_kept, rows, draws).tolist()
+        )
+
+
+def test_the_launch_after_increments_is_made_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = RowTable(num_rows=2, num_pages=2)
+    layout = Layout(num_tokens=2, num_rows=2, num_pages=2)
+    packer = Packer(rows)
+    members = [Member("r", 1, 3, [], is_sampling=True, last_on_device=True)]
+    packer.pack(members, [Segment(0, 0, 1)], layout)
+    monkeypatch.delattr("orca_jax.exec.pack.pack")
+    vector, kept = packer.pack([members[0]._replace(start=4)], [Segment(0, 0, 1)], layout)
+    assert layout.views(vector)["positions"].tolist() == [4, 0]
+    assert kept.context_len.tolist() == [5]
 
 
 def test_a_cut_member_samples_only_in_its_last_launch() -> None:

@@ -181,7 +181,7 @@ FORMS: dict[str, set[str]] = {
     "Member": {"RowSampling", "StepPlan", "InFlight"},
     "'columns of the row table'": set(),
     "Segment": set(),
-    "'vector of a launch'": {"Kept"},
+    "'vector of a launch'": {"Kept", "PackedDraws", "PackedIncrements"},
     "Batch": {"RowArrays", "Scores", "Draws", "SamplingParameters"},
     "Drawn": {"Launch", "JaxHandle"},
     "MemberResult": {"StepResult"},

@@ -97,6 +97,43 @@ def pack_draws(
     return vector
 
 
+class PackedDraws(NamedTuple):
+    """The vector of a launch, from which that of the next one is made."""
+
+    row: NDArray[np.int32]  # of its kept tokens
+    layout: VectorLayout
+    vector: NDArray[np.int32]  # the devices may still read it
+
+
+class DrawsPacker:
+    """Packs the vectors of launches one after the other.
+
+    If a launch was made from an earlier one (`exec/pack.py:Packer`), so is its vector.
+
+    Args:
+        rows: the sampling fields of all rows.
+        for_scored: see `pack_draws`.
+    """
+
+    def __init__(self, rows: RowTable, *, for_scored: bool) -> None:
+        self._rows = rows
+        self._for_scored = for_scored
+        self._earlier: dict[int, PackedDraws] = {}  # by the row of the first token
+
+    def pack(self, kept: Kept, layout: VectorLayout) -> NDArray[np.int32]:
+        """The vector of a launch."""
+        key = int(kept.request_row[0])
+        earlier = self._earlier.get(key)
+        if earlier is not None and earlier.row is kept.row and earlier.layout is layout:
+            vector = earlier.vector.copy()
+            place = layout.places["position"]
+            vector[place.start : place.start + len(kept.row)] = kept.context_len
+        else:
+            vector = pack_draws(kept, self._rows, layout, for_scored=self._for_scored)
+        self._earlier[key] = PackedDraws(kept.row, layout, vector)
+        return vector
+
+
 def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
     """The simplest kind of sampler sufficient for a launch."""
     view = layout.views(vector)
