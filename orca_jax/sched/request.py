@@ -90,6 +90,7 @@ class Request:
     aborted: bool = False
     # while it waits for its row: pages outside of the cache were sought; those being read (`prefixes/outer.py`)
     was_sought: bool = False
+    last_near: bytes = b""  # the digest of the last page that needed no reading then
     sought: Any = None
     first_scheduled: float | None = None
     first_token: float | None = None

@@ -24,7 +24,7 @@ from tests.model.states.hybrids import NEW
 from tests.model.states.test_engine import alone, engine_of
 from tests.model.states.test_engine import run as run_states
 from tests.model.states.test_launches import executor_of, record
-from tests.test_same_tokens import greedy_jobs, make_engine, run
+from tests.test_same_tokens import Job, greedy_jobs, make_engine, run
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 
@@ -77,6 +77,31 @@ def test_a_later_engine_has_the_same_tokens(
         assert run(engine, jobs) == tokens
         assert engine.outer.num_restored > 0
         assert engine.stats.cache_hits >= 4 * len(jobs)
+
+
+def test_preempted_requests_read_their_pages_back(
+    opened: Open, program_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preempted requests are swapped: the pages that others took from them are computed again without tiers alone."""
+
+    def save_now(outer: OuterPages, requests: object) -> None:
+        outer.save()
+        assert outer._tier.wait_for_room(60)
+
+    monkeypatch.setattr(OuterPages, "save_between", save_now)
+    params = SamplingParams(max_tokens=36, temperature=0, ignore_eos=True)
+    jobs = [Job(tuple(range(first, first + 13)), params) for first in (30, 60)]
+    scarce = {"page_size": 4, "num_pages": 14}  # both requests have twelve pages at their end
+    with contextmanager(make_engine)("qwen3", program_cache, 1, "chunked", **scarce) as engine:
+        expected = run(engine, jobs)
+        computed = engine.executor.stats.tokens
+        assert engine.stats.preemptions
+    with opened("qwen3", **scarce) as engine:
+        assert run(engine, jobs) == expected
+        assert engine.stats.preemptions
+        assert engine.outer.num_restored >= 3
+        saved = computed - engine.executor.stats.tokens
+        assert saved == 4 * engine.outer.num_restored
 
 
 def mover_of(engine: Engine) -> BlockMover:

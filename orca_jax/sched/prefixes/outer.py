@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from orca_jax.sched.blocks import BlockName
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.prefixes.cache import Page
+from orca_jax.sched.prefixes.cache import NO_HIT, Page
 from orca_jax.sched.request import Request, id_bytes
 from orca_jax.sched.states import Snapshot
 from orca_jax.values.cache_spec import NO_BLOCK
@@ -184,7 +184,7 @@ class OuterPages:
         sought: Sought | None = request.sought
         if sought is not None and not sought.is_over:
             return True
-        if request.was_sought:
+        if request.was_sought and not self._has_lost(request):
             return False
         if len(self._sought) >= MOST_READINGS:
             return self._may_be_read(request, most)
@@ -242,6 +242,15 @@ class OuterPages:
             self.save()
         self._tier.close()
 
+    def _has_lost(self, request: Request) -> bool:
+        """True if the cache has given up pages of a request since they were sought, and has room for it again.
+
+        So preempted requests are swapped: others take their pages while they wait.
+        """
+        if not request.last_near or self._block_of((0, request.last_near)) != NO_BLOCK:
+            return False
+        return not self._kv.needed(NO_HIT, request.num_tokens) > self._kv.num_free_blocks
+
     def _may_be_read(self, request: Request, most: int) -> bool:
         """True if the first page of a request is outside alone: it waits for its turn."""
         if most < self._kv.page_size:
@@ -258,6 +267,7 @@ class OuterPages:
         digests = request.digests(page_size, most_pages)
         count = self._num_known(digests, self._tier)
         num_near = self._num_known(digests)
+        request.last_near = b"".join(digests[:num_near][-1:])
         if count <= num_near:
             return None
         digests = digests[:count]
