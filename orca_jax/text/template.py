@@ -26,8 +26,8 @@ from orca_jax.text.template_files import read_templates
 from orca_jax.text.template_worker import MAX_OUTPUT, Frame, receive_frame, send_frame
 from orca_jax.values.errors import ConfigError, EngineError, RequestError
 
-# per conversation; other servers allow 30, but a correct template needs less than 1
-RENDER_SECONDS = 5.0
+# per conversation; the limit of processor time is stricter, and a busy machine gives a process little of it
+RENDER_SECONDS = 30.0
 # to start a process and compile the templates, while the machine loads a model
 START_SECONDS = 30.0
 END_SECONDS = 1.0  # between the end of a process's socket and its own end

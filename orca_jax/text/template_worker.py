@@ -36,8 +36,7 @@ MAX_OUTPUT = 4 * 2**20  # characters of a rendered prompt
 MAX_FRAME = 64 * 2**20  # bytes; larger than any request body and any output within their limits
 MAX_MESSAGE = 500  # characters of an error
 MEMORY = 512 * 2**20  # bytes of address space in addition to those at the start
-# per answer: a little more than the timeout of the parent, in case the parent has died
-CPU_SECONDS = 6
+CPU_SECONDS = 5  # per answer; a correct template needs less than 1
 
 _LENGTH = struct.Struct(">I")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
