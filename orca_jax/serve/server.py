@@ -218,6 +218,8 @@ class _ServerRun:
         await self._service.set_ready(ready)
         if not self._has_announced:
             self._has_announced = True
+            gc.collect()
+            gc.freeze()  # walking what stays until the end would stop all calls for 0.1 s
             print(
                 announcement(self._config, url_of(self._config, self._listener), ready.summary),
                 flush=True,
