@@ -53,6 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compile all programs as users do, which takes twice as long",
     )
     parser.addoption(
+        "--fresh-programs",
+        action="store_true",
+        help="compile all programs again, and keep none for later runs",
+    )
+    parser.addoption(
         "--thought",
         action="store_true",
         help="skip tests that import JAX or start Python; the others take a minute",
@@ -99,7 +104,13 @@ def configure_jax(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     is_quick = platform == "cpu" and not config.getoption("optimised")
     jax.config.update("jax_disable_most_optimizations", is_quick)
-    from tests.run.maps import Maps  # it imports checked packages
+    from tests.run.kept import SHARED, SharedPrograms, keep_programs
+    from tests.run.maps import Maps  # they import checked packages
+
+    if platform == "cpu" and not config.getoption("fresh_programs"):
+        keep_programs(config)
+    else:
+        config.stash[SHARED] = SharedPrograms(None)
 
     config.pluginmanager.register(Maps(), "maps")
 
@@ -154,18 +165,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def program_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def program_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory of compiled programs for the whole run: executors with the same shapes compile once.
 
-    All processes of a run share it. A limit of its size makes JAX lock it, so that no process reads a half-written
-    program.
+    All processes of a run share it.
     """
-    import jax
+    from tests.run.kept import SHARED
 
-    jax.config.update("jax_compilation_cache_max_size", 8 << 30)
     base = tmp_path_factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    pytestconfig.stash[SHARED].share(directory)
     return str(directory)
+
+
+@pytest.fixture
+def no_kept_programs() -> Iterator[None]:
+    """Find no programs of earlier runs, for tests of what is compiled and kept."""
+    from tests.run.kept import forgetting
+
+    with forgetting():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,8 +22,9 @@ from tests.project.source import ROOT
 
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
-    """--build-arg --device --gpus --group-add --hypothesis-profile --optimised --pack-destination --platform --thought
-    --privileged --read-only --require-hashes --tmpfs --scheduler-cls --strict --time --until
+    """--build-arg --cache-clear --device --fresh-programs --gpus --group-add --hypothesis-profile --optimised
+    --pack-destination --platform --privileged --read-only --require-hashes --scheduler-cls --strict --thought
+    --time --tmpfs --until
     """.split()  # noqa: SIM905
 )
 _VLLM = json.loads((ROOT / "tests/flags/vllm_0.32.0.json").read_text(encoding="utf-8"))

@@ -22,6 +22,8 @@ from orca_jax.values.platforms import platform_named
 from orca_jax.values.startup import StartTimes
 from tests.users import as_user, needs_root, reachable_folder
 
+pytestmark = pytest.mark.usefixtures("no_kept_programs")
+
 
 def test_one_generation_of_tpus_all_gpus_and_cpus_with_the_library_have_options() -> None:
     assert compiler_options(platform_named("cpu"), "cpu", has_library=True)

@@ -17,6 +17,8 @@ from orca_jax.helpers.bundled import digest_of
 from orca_jax.model.load import tensor_mesh
 from orca_jax.values.startup import StartTimes
 
+pytestmark = pytest.mark.usefixtures("no_kept_programs")
+
 
 @pytest.fixture(autouse=True)
 def with_code(monkeypatch: pytest.MonkeyPatch) -> None:
