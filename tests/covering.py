@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 
+def slow(*values: Any, id: str | None = None) -> Any:
+    """The parameters of a case that is slow."""
+    return pytest.param(*values, marks=pytest.mark.slow, id=id)
+
+
 def covering(
     cases: Iterable[Any],
     aspects: Callable[[Any], Sequence[Hashable]] = lambda case: case,

@@ -25,6 +25,7 @@ from orca_jax.helpers.console import (
 )
 from orca_jax.tools.bench.__main__ import main as bench
 from orca_jax.tools.timeline.__main__ import main as timeline
+from tests.covering import slow
 from tests.serve.running import wait_until
 from tests.timeline.traced import ONE, TracedLab
 
@@ -178,7 +179,7 @@ def test_the_exit_of_the_interpreter_is_quiet(trace: Path) -> None:
     "case",
     [
         "full",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in ("closed pipes", "closed files")),
+        *(slow(case) for case in ("closed pipes", "closed files")),
     ],
 )
 def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from orca_jax.values.cache_spec import NO_BLOCK
 from orca_jax.values.config import SCHEDULERS
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import Member, StateMove
-from tests.covering import chosen
+from tests.covering import chosen, slow
 from tests.model.states.hybrids import NEW, PROMPTS, RECORD, write
 from tests.project.source import ROOT
 from tests.test_same_tokens import Job, make_engine, run_updates
@@ -69,10 +69,6 @@ def difference(
     return worst
 
 
-def slow(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def written(name: str, folder: Path) -> str:
     write(name, folder)
     return str(folder)
@@ -85,10 +81,8 @@ def written(name: str, folder: Path) -> str:
         slow("minimax-2", 1, 2, {}),
         slow("youtu-1", 1, 1, {}),
         slow("lfm3-2", 2, 2, {}),
-        slow("lfm3-1", 1, 1, {"overlap": False}),
-        slow("minimax-1", 1, 1, {"check_in_interval": 3}),
-        slow("lfm3-3", 1, 1, {"page_size": 32}),
-        slow("minimax-0", 1, 1, {"cpu_products": "xla"}),
+        slow("minimax-1", 1, 1, {"check_in_interval": 3, "cpu_products": "xla"}),
+        slow("lfm3-3", 1, 1, {"page_size": 32, "overlap": False}),
         slow("lfm3-3", 1, 1, {"enable_prefix_caching": False}),
     ],
 )

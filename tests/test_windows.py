@@ -10,7 +10,8 @@ import pytest
 
 from orca_jax.values.cache_spec import one_group
 from orca_jax.values.request import RequestUpdate, SamplingParams
-from tests.test_same_tokens import REFERENCE, Job, make_engine, run_updates, slow
+from tests.covering import slow
+from tests.test_same_tokens import REFERENCE, Job, make_engine, run_updates
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 LENGTHS = (40, 170, 97, 180)  # of prompts; the last two begin as the second one does
@@ -54,11 +55,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
         slow("mistral-window", 16, 8, {**CHUNKED, "speculative_config": NGRAM}),
         # a long chunk holds so many pages of seven windows that no later token lacks one
         slow("gemma3", 16, 8, {**CHUNKED, "num_pages": 75, "max_num_batched_tokens": 4}),
-        slow("gemma3", 16, 8, {"scheduler": "request_level", "max_num_batched_tokens": 64}),
         slow("gemma2", 16, 8, {**CHUNKED, "pipeline_parallel_size": 3, "tensor_parallel_size": 2}),
         slow("gemma2", 32, 4, {**CHUNKED, "kv_cache_dtype": "int8"}),
         slow("gemma2", 32, 16, {**CHUNKED, "kv_cache_dtype": "fp8", "cpu_products": "xla"}),
-        slow("gemma2", 32, 16, {**CHUNKED, "attention_implementation": "reference"}),
         slow("phi3-window", 12, 4, {**CHUNKED, "num_pages": 11}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from orca_jax.engine import Engine
 from orca_jax.helpers.bundled import model_directory
 from orca_jax.values.request import SamplingParams
-from tests.covering import chosen
+from tests.covering import chosen, slow
 from tests.kernels.native.machine import needs_library
 from tests.model import eight_heads
 from tests.test_same_tokens import Job, make_engine
@@ -195,9 +195,9 @@ def test_bits_follow_from_the_tokens_of_a_request(tmp_path: Path, program_cache:
     ("name", "dtype"),
     [
         ("odd", "float32"),
-        pytest.param("odd", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("mixtral", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("qwen2_moe", "float32", marks=pytest.mark.slow),
+        slow("odd", "bfloat16"),
+        slow("mixtral", "bfloat16"),
+        slow("qwen2_moe", "float32"),
     ],
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles")

@@ -15,6 +15,7 @@ from orca_jax.values.config import DType, EngineConfig
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.startup import START_PHASES
+from tests.covering import slow
 
 MODEL = str(Path(__file__).parents[1] / "fixtures" / "reference" / "gpt2-12-heads")
 
@@ -170,8 +171,8 @@ def test_few_launches_are_candidates_on_a_cpu() -> None:
     ("dtype", "multiplies", "pages"),
     [
         ("bfloat16", True, "bfloat16"),
-        pytest.param("bfloat16", False, "float32", marks=pytest.mark.slow),
-        pytest.param("float16", True, "float32", marks=pytest.mark.slow),
+        slow("bfloat16", False, "float32"),
+        slow("float16", True, "float32"),
     ],
 )
 def test_the_type_of_the_cache_on_a_cpu(

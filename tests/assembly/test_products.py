@@ -32,6 +32,7 @@ from orca_jax.values.config import (
 )
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.layer_config import StoredForm
+from tests.covering import slow
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
@@ -322,9 +323,7 @@ def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, 
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
-@pytest.mark.parametrize(
-    ("dtype", "devices"), [pytest.param("float32", 2, marks=pytest.mark.slow), ("bfloat16", 1)]
-)
+@pytest.mark.parametrize(("dtype", "devices"), [slow("float32", 2), ("bfloat16", 1)])
 def test_tokens_are_those_of_products_of_xla_under_every_schedule(
     dtype: DType, devices: int, program_cache: str
 ) -> None:

@@ -25,6 +25,7 @@ from orca_jax.exec import memory
 from orca_jax.kernels.ragged_attention.self_test import Trial, choose
 from orca_jax.model.describe import read_model_config
 from orca_jax.values.config import EngineConfig
+from tests.covering import slow
 
 TRIAL = Trial(
     num_heads=2, num_kv_heads=1, head_dim=8, page_size=16, dtype="float32", page_dtype="float32"
@@ -84,8 +85,8 @@ def test_a_right_kernel_stays(cache: str, caplog: pytest.LogCaptureFixture) -> N
     ("result", "detail"),
     [
         ("wrong", "increments: attention differs from XLA's by 0.5"),
-        pytest.param("error", "RuntimeError: no such instruction", marks=pytest.mark.slow),
-        pytest.param("hang", "no result after 120 s", marks=pytest.mark.slow),
+        slow("error", "RuntimeError: no such instruction"),
+        slow("hang", "no result after 120 s"),
         ("crash", "SIGSEGV"),
     ],
 )
@@ -106,7 +107,7 @@ def test_a_bad_kernel_is_replaced_with_one_warning(
     ("body", "result"),
     [
         ("out = out.at[0].add(0.5)", "wrong"),
-        *(pytest.param(BODIES[name], name, marks=pytest.mark.slow) for name in BODIES),
+        *(slow(BODIES[name], name) for name in BODIES),
     ],
 )
 def test_kernels_of_latents(body: str, result: str, cache: str) -> None:

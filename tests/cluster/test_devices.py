@@ -19,6 +19,7 @@ from orca_jax.values.config import EngineConfig
 from orca_jax.values.request import SamplingParams
 from tests.cluster.hosts import DEVICE_FLAGS, Hosts, hosts, key_flag
 from tests.cluster.test_failures import lose
+from tests.covering import slow
 from tests.model.reference import copy_of
 from tests.serve.running import spawn
 
@@ -67,8 +68,8 @@ def tokens_of(served: Hosts, model: str, *, cached: int | None = None) -> list[i
     ("stages", "is_lost"),
     [
         pytest.param(1, False, id="tensor"),
-        pytest.param(1, True, id="tensor, a loss", marks=pytest.mark.slow),
-        pytest.param(2, True, id="pipeline, a loss", marks=pytest.mark.slow),
+        slow(1, True, id="tensor, a loss"),
+        slow(2, True, id="pipeline, a loss"),
     ],
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")

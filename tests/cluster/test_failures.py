@@ -9,6 +9,7 @@ import pytest
 
 from orca_jax.cluster.exits import ExitStatus
 from tests.cluster.hosts import DIVERGING, FAILING, STUCK, Hosts, hosts
+from tests.covering import slow
 from tests.serve.running import wait_until
 
 pytestmark = pytest.mark.chaos
@@ -81,11 +82,9 @@ def test_a_stopped_worker_is_lost_by_its_silence() -> None:
 @pytest.mark.parametrize(
     ("fault", "reason", "status"),
     [
-        pytest.param(STUCK, "worker 1", ExitStatus.CLUSTER_LOST, marks=pytest.mark.slow),
+        slow(STUCK, "worker 1", ExitStatus.CLUSTER_LOST),
         (DIVERGING, "has diverged", ExitStatus.CLUSTER_LOST),
-        pytest.param(
-            FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED, marks=pytest.mark.slow
-        ),
+        slow(FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED),
     ],
     ids=["stuck", "diverging", "failing"],
 )

@@ -11,6 +11,7 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.text.decisions.reads import Readout, TypedAnswer
 from orca_jax.values.request import Urgency
+from tests.covering import slow
 from tests.decisions.k_quants import DEMO, write_k_quants
 from tests.kernels.native.machine import library_of
 from tests.programs import compiled_late, compiled_with, few_sizes
@@ -92,7 +93,7 @@ def test_beside_other_requests(llm: LLM, alone: list[Any]) -> None:
     "settings",
     [
         {"scheduler": "orca"},
-        pytest.param({"scheduler": "request_level"}, marks=pytest.mark.slow),
+        slow({"scheduler": "request_level"}),
         {
             "max_num_batched_tokens": 48,
             "scheduling_policy": "shortest",
@@ -125,7 +126,7 @@ def run_reads(
     return bits(reading.decisions([scores[name][0] for name in names]))
 
 
-@pytest.mark.parametrize("policy", ["fair", pytest.param("deadline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", ["fair", slow("deadline")])
 def test_of_many_callers(policy: str, llm: LLM, alone: list[Any]) -> None:
     """Reads of one call that take turns with each other, and with requests of other callers."""
     reading = reading_of(llm)
@@ -164,8 +165,8 @@ def k_quants(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("settings", "number"),
     [
         ({"model": "k_quants"}, 6),
-        pytest.param({"dtype": "bfloat16"}, NUM, marks=pytest.mark.slow),
-        pytest.param({"quantization": "int4"}, NUM, marks=pytest.mark.slow),
+        slow({"dtype": "bfloat16"}, NUM),
+        slow({"quantization": "int4"}, NUM),
     ],
     ids=str,
 )

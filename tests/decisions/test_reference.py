@@ -8,8 +8,9 @@ import pytest
 from orca_jax.text.decisions.labels import AnswerLabels
 from orca_jax.text.decisions.questions import Question
 from orca_jax.text.decisions.reads import Read, Readout, softmax
+from tests.covering import slow
 from tests.exec.sampling.test_reference import log_softmax
-from tests.test_same_tokens import GPT2, LLAMA, REFERENCE, Job, make_engine, run_updates, slow
+from tests.test_same_tokens import GPT2, LLAMA, REFERENCE, Job, make_engine, run_updates
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs")
 PLACES = range(2, 30)

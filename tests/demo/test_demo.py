@@ -12,6 +12,7 @@ from orca_jax.llm import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.values.request import SamplingParams, StructuredOutput
+from tests.covering import slow
 from tests.model.reference import PADDED, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
@@ -56,7 +57,7 @@ def test_its_parts_agree() -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("devices", [slow(1), 4])
 def test_it_learnt_that_an_answer_ends(devices: int) -> None:
     decoder = load_decoder(DEMO, dtype="float32", mesh=mesh_of(devices))
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

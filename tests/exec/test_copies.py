@@ -12,7 +12,8 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.kernels.kv_pages import LAYOUTS, copy_blocks, pages_shape
 from orca_jax.values.config import PageDType, PageLayout
 from orca_jax.values.step import BlockCopy, Member, StepPlan
-from tests.exec.test_groups import PAGE_SIZE, Host, executor_of, slow
+from tests.covering import slow
+from tests.exec.test_groups import PAGE_SIZE, Host, executor_of
 from tests.sampling import GREEDY
 
 few = pytest.mark.usefixtures("few_programs", "quick_compiles")

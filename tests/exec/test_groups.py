@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from orca_jax.model.stages import spans
 from orca_jax.values.cache_spec import NO_BLOCK, LayerGroup, form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig
 from orca_jax.values.step import Member, StepPlan
+from tests.covering import slow
 from tests.model.reference import REFERENCE
 from tests.sampling import GREEDY
 
@@ -96,10 +96,6 @@ def poisoned(executor: JaxExecutor) -> JaxExecutor:
     return executor
 
 
-def slow(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @few
 @pytest.mark.parametrize(
     ("name", "form", "shards", "stages", "attention", "chunk"),
@@ -111,7 +107,6 @@ def slow(*values: object) -> Any:
         slow("gemma3-one-kv-head", "switched", 1, 2, "xla", 40),
         *(slow("mistral-window", "switched", 1, 1, "xla", chunk) for chunk in (3, 40)),
         *(slow("gemma3", "switched", 2, 2, "xla", chunk) for chunk in (3, 40)),
-        *(slow("gemma3", "unrolled", 1, 1, "reference", chunk) for chunk in (3, 40)),
     ],
 )
 def test_tokens_are_those_of_transformers(

@@ -27,10 +27,7 @@ PAGE_SIZE, NUM_PAGES = 8, 6
             pytest.param("gemma3", form, marks=pytest.mark.slow)
             for form in ("scanned", "unrolled", "switched")
         ),
-        *(
-            pytest.param("gemma2", form, marks=pytest.mark.slow)
-            for form in ("scanned", "unrolled", "switched")
-        ),
+        pytest.param("gemma2", "switched", marks=pytest.mark.slow),
     ],
 )
 def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> None:

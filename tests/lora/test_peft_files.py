@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,10 +61,16 @@ def test_logits_equal_those_of_peft(name: str) -> None:
         stacks, jnp.array([2]), {key: jnp.asarray(each) for key, each in found.values.items()}
     )
     ids = np.load(base / "expected.npz")["ids_2"]
-    adapters = Adapters(stacks, groups_of(model), jnp.full(len(ids), 2), mesh)
     positions = jnp.arange(len(ids), dtype=jnp.int32)
-    hidden, _ = decoder(jnp.asarray(ids), positions, dense_attention(model), 0, adapters=adapters)
-    logits = np.asarray(decoder.unembed(hidden))[:, : model.vocab_size]
+    attend = dense_attention(model)
+
+    @jax.jit
+    def run(ids: jax.Array, stacks: dict[str, jax.Array]) -> jax.Array:
+        adapters = Adapters(stacks, groups_of(model), jnp.full(len(ids), 2), mesh)
+        hidden, _ = decoder(ids, positions, attend, 0, adapters=adapters)
+        return decoder.unembed(hidden)
+
+    logits = np.asarray(run(jnp.asarray(ids), stacks))[:, : model.vocab_size]
     wanted = expected["logits_2"]
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 

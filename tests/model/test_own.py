@@ -31,6 +31,7 @@ from orca_jax.values.config import CacheConfig, EngineConfig, ExecutorConfig, Mo
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.startup import StartTimes
 from tests.assembly.divisible import check_divisible
+from tests.covering import slow
 from tests.model.reference import REFERENCE, logits, mesh_of
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_decoder.py'}:SquaredReluGPT"
@@ -137,7 +138,7 @@ def test_the_example_serves_its_training_checkpoint(example: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_programs", "compiled_when_used", "quick_compiles")
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, slow(2)])
 def test_the_example_in_an_engine(example: Path, devices: int) -> None:
     """Its tokens depend neither on devices nor on cached prefixes, and are those of the logits."""
     settings: dict[str, Any] = {

@@ -37,16 +37,14 @@ from orca_jax.model.parameters import flat_parameters, stored_shape
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, EngineConfig, Quantization
 from orca_jax.values.errors import CheckpointError, ConfigError
-from tests.covering import covering
+from tests.covering import covering, slow
 from tests.model import eight_heads
 from tests.model.orbax import CONFIG
 from tests.model.reference import REFERENCE, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
-MOSTLY_SLOW = [
-    kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
-]
+MOSTLY_SLOW = [kind if kind == "int4" else slow(kind) for kind in KINDS]
 LLAMA = "llama-8-heads-2-groups"
 # Largest difference between a weight and its stored value, relative to the largest weight of its scale.
 STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 4}
@@ -176,7 +174,7 @@ def load(directory: Path, kind: Quantization, devices: int) -> Decoder:
     return load_decoder(directory, dtype="float32", mesh=mesh_of(devices), config=config)
 
 
-@pytest.mark.parametrize("devices", [4, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [4, slow(2)])
 @pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization, devices: int) -> None:
     """Of two key/value heads, four devices hold copies. Values are those of whole columns."""

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder
 from orca_jax.model.sharding import most_shards, partition_spec
-from tests.covering import covering
+from tests.covering import covering, slow
 from tests.model.reference import NAMES, REFERENCE, dense_attention, logits, mesh_of
 
 TWO = ("gpt2-12-heads", "llama-12-heads-3-groups")
@@ -69,7 +69,7 @@ def aspects(case: tuple[str, int]) -> tuple[Hashable, ...]:
 @pytest.mark.parametrize(
     ("name", "devices"),
     covering([case for case in fitting() if not is_slow(*case)], aspects, size=1)
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in fitting() if is_slow(*case)],
+    + [slow(*case) for case in fitting() if is_slow(*case)],
 )
 def test_logits_and_greedy_ids_equal_transformers(name: str, devices: int) -> None:
     decoder = load_decoder(REFERENCE / name, dtype="float32", mesh=mesh_of(devices))
@@ -122,7 +122,7 @@ def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...]
     np.testing.assert_array_equal(hidden(switched=True), unrolled)
 
 
-@pytest.mark.parametrize("name", [pytest.param(TWO[0], marks=pytest.mark.slow), TWO[1]])
+@pytest.mark.parametrize("name", [slow(TWO[0]), TWO[1]])
 def test_bfloat16_is_near(name: str) -> None:
     decoder = load_decoder(REFERENCE / name, dtype="bfloat16", mesh=mesh_of(2))
     expected = np.load(REFERENCE / name / "expected.npz")

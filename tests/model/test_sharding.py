@@ -19,6 +19,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
 from tests.assembly.divisible import check_divisible
+from tests.covering import slow
 from tests.model.reference import REFERENCE, mesh_of
 
 GPT2 = read_model_config("preset:gpt2")
@@ -100,7 +101,7 @@ def same_values(one: Decoder, other: Decoder) -> bool:
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        pytest.param("llama-12-heads-3-groups", 4, marks=pytest.mark.slow),
+        slow("llama-12-heads-3-groups", 4),
         ("llama-biases-sharded", 6),
     ],
 )

@@ -20,6 +20,7 @@ from orca_jax.serve.openai.schema import (
     responses_parser,
     tokenize_parser,
 )
+from tests.covering import slow
 from tests.openai.json_schema import fits
 from tests.openai.responses.played import checked_response, events_of
 from tests.openai.shapes import check_response
@@ -53,7 +54,7 @@ VALUES = (
     *("[]", "[null]", '[""]', "[-1]", "[257]", '["x"]', "[" * 50 + "]" * 50),
     *("{}", '{"a": 1}', '{"5": 1}', '{"257": 1}', '{"5": 101}', '{"5": "x"}'),
 )
-SHARES = 30  # of the values; the default run has one of them
+PLAIN = ("null", '"x"')
 ROUTES = {
     "/v1/completions": (completion_parser, {"model": MODEL, "prompt": "x", "max_tokens": 2}),
     "/v1/chat/completions": (
@@ -158,16 +159,14 @@ def check(
     return False
 
 
-def values_of(index: int, share: int) -> list[str]:
-    """One of the shares of the values for a field, each with the plainest ones."""
-    return ["null", '"x"', *VALUES[(index + share) % SHARES :: SHARES]]
+def values_of(index: int, every: int) -> list[str]:
+    """The plainest values for a field, and each `every`-th one of all."""
+    return [*PLAIN, *VALUES[index % every :: every]]
 
 
-@pytest.mark.parametrize(
-    "share", [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, SHARES))]
-)
+@pytest.mark.parametrize("every", [len(VALUES), slow(1)])
 @pytest.mark.parametrize("path", list(ROUTES))
-def test_every_field(idle_server: Server, path: str, share: int) -> None:
+def test_every_field(idle_server: Server, path: str, every: int) -> None:
     """Meanwhile a long stream is the same, byte for byte, as when it is alone."""
     fields = {"max_tokens": 500, "ignore_eos": True, "seed": 3}
 
@@ -185,7 +184,7 @@ def test_every_field(idle_server: Server, path: str, share: int) -> None:
     long_one.start()
     with httpx.Client(base_url=idle_server.url, timeout=60) as http:
         for index, name in enumerate(names(path)):
-            for value in values_of(index, share):
+            for value in values_of(index, every):
                 if check(send(http, path, name, value), document, path, name, value):
                     taken.add(name)
     long_one.join()

@@ -8,6 +8,7 @@ import pytest
 from orca_jax.policy import API, RequestView
 from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.scheduler import PolicyScheduler
+from tests.covering import slow
 from tests.sched.lab import Lab, Shape
 
 
@@ -57,9 +58,7 @@ def plans_of(seed: int, on_protocol: bool) -> list[Any]:
 
 
 # The last one drops copies of pages.
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (25, 50, 75)), 175]
-)
+@pytest.mark.parametrize("first", [0, *(slow(each) for each in (25, 50, 75)), 175])
 def test_plans_are_those_of_the_package(first: int) -> None:
     preemptions = 0
     for seed in range(first, first + 25):

@@ -19,6 +19,7 @@ import pytest
 
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, make_arrays
+from tests.covering import slow
 from tests.project.source import ROOT
 
 KINDS = ["gpu", "tpu"]
@@ -182,9 +183,7 @@ def check(
     [
         ("killed", "exit -9: running case 7"),
         ("cut", "exit -9: running case 7"),
-        pytest.param(
-            "hanging", "stopped after 3 s, during: running case 7", marks=pytest.mark.slow
-        ),
+        slow("hanging", "stopped after 3 s, during: running case 7"),
     ],
 )
 def test_a_part_that_is_stopped_keeps_its_rows(

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.covering import slow
 from tests.project.source import ROOT
 
 DEMO = ROOT / "checkpoints" / "demo"
@@ -79,7 +80,7 @@ def test_holds_the_demo_model(wheel: Path) -> None:
 
 
 @needs_demo
-@pytest.mark.parametrize("model", ["preset:toy", pytest.param("demo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["preset:toy", slow("demo")])
 def test_generates_outside_the_tree(model: str, wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

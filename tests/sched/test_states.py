@@ -18,7 +18,7 @@ from orca_jax.sched.states import States
 from orca_jax.values.errors import ConfigError
 from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import Member, StateMove
-from tests.covering import covering
+from tests.covering import covering, slow
 from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS, KINDS, check_found, play
 from tests.sched.test_prefix import GREEDY, SIZES, computed, serve
@@ -342,7 +342,7 @@ def test_fewer_blocks_than_rows_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("dense")
-@pytest.mark.parametrize("number", [8, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [8, slow(24)])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_states_follow_in_any_order(kind: str, number: int) -> None:
     """Together more than 10,000 actions in the slow tests, and a third of them in the default run."""

@@ -5,6 +5,7 @@ import pytest
 from orca_jax.sched.drafts.gain import IterationTimes
 from orca_jax.sched.drafts.scheduler import TRY_FOR, SpeculativeScheduler
 from orca_jax.values.request import SamplingParams
+from tests.covering import slow
 from tests.test_same_tokens import (
     GPT2,
     LLAMA,
@@ -15,7 +16,6 @@ from tests.test_same_tokens import (
     make_engine,
     quick,
     run,
-    slow,
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_when_used")
@@ -41,7 +41,6 @@ WITH_EXTRAS = SamplingParams(
     [
         ("chunked", 1, {}, {}),
         slow("chunked", 1, {"num_pages": 12}, WIDE),
-        slow("chunked", 2, {"overlap": False}, WIDE),
         slow("chunked", 1, {"pipeline_parallel_size": 2, "n_workers": 3}, WIDE),
         slow("orca", 1, {"n_workers": 2, "max_num_seqs": 2}, WIDE),
         slow("request_level", 2, {}, WIDE),
@@ -88,7 +87,6 @@ def test_proposals_do_not_matter(
         slow(GPT2, LLAMA, "orca", 2, {}),
         # With windows; few pages lead to preemption, and the draft model keeps all tokens.
         slow("mistral-window", "gemma2", "chunked", 1, {"num_pages": 14}),
-        slow("gemma3-one-kv-head", "qwen2-mixed-windows", "request_level", 1, {}),
     ],
 )
 def test_a_draft_model_does_not_matter(

@@ -19,6 +19,7 @@ from orca_jax.exec.tiers.store import PageStore
 from orca_jax.sched import states
 from orca_jax.sched.prefixes.outer import OuterPages
 from orca_jax.values.request import SamplingParams
+from tests.covering import slow
 from tests.exec.test_groups import poisoned
 from tests.model.states.hybrids import NEW
 from tests.model.states.test_engine import alone, engine_of
@@ -48,10 +49,6 @@ def opened(
             engine.outer.close()
 
     return opened
-
-
-def slow(*values: object) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +141,6 @@ def test_blocks_with_numbers_that_are_not_finite_are_not_kept(opened: Open, bad:
         ("lfm3-1", "switched", 1, 1),
         slow("qwen3_5_text-0", "switched", 2, 1),
         slow("bamba-2", "unrolled", 1, 2),
-        slow("minimax-0", "switched", 1, 1),
-        slow("granitemoehybrid-0", "switched", 2, 1),
-        slow("mamba2-0", "switched", 1, 1),
         slow("deepseek_v3-0", "switched", 1, 1),
     ],
 )

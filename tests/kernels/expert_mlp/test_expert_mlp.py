@@ -11,7 +11,7 @@ import pytest
 
 from orca_jax.kernels.expert_mlp import BACKENDS, ExpertBiases, ExpertKernels, expert_mlp
 from orca_jax.kernels.expert_mlp.blocks import LARGE, SMALL, block_rows
-from tests.covering import covering
+from tests.covering import covering, slow
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -101,10 +101,7 @@ def one_by_one(case: Case) -> np.ndarray:
 @pytest.mark.parametrize(
     ("case", "implementation"),
     covering(product([case for case in CASES if case.name in QUICK], NAMES), size=1)
-    + [
-        pytest.param(*each, marks=pytest.mark.slow)
-        for each in product([case for case in CASES if case.name not in QUICK], NAMES)
-    ],
+    + [slow(*each) for each in product([case for case in CASES if case.name not in QUICK], NAMES)],
     ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_case(case: Case, implementation: str) -> None:

@@ -14,6 +14,7 @@ from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.expert_mlp.triton import LEAST_ROWS, lay_out, tile_rows
 from orca_jax.kernels.matmul import MatrixKind, Quantised, quantised_matmul
 from orca_jax.model.matrices.quantise import expand, quantise
+from tests.covering import slow
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 EXPERTS, TOKENS, CHOICES = 5, 37, 2
@@ -72,8 +73,8 @@ def stored(draw: np.random.Generator, kind: str, inputs: int, outputs: int) -> Q
         ("int4", UNEVEN),
         ("int4 with zero points", UNEVEN),
         ("fp4", EVEN),
-        pytest.param("fp8", UNEVEN, marks=pytest.mark.slow),
-        pytest.param("fp4", UNEVEN, marks=pytest.mark.slow),
+        slow("fp8", UNEVEN),
+        slow("fp4", UNEVEN),
     ],
 )
 def test_stored_matrices(kind: str, sizes: tuple[int, int]) -> None:

@@ -1,6 +1,7 @@
 """The TPU kernel for writing quantised pages, run by Pallas' interpreters and compared with `pages`."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from orca_jax.kernels.kv_write import tpu_quantised, write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
+from tests.covering import chosen, slow
 from tests.kernels.strictly import strictly
 
 # Increments in the first and last slot of a page and of a group; chunks that begin and end anywhere and fill pages.
@@ -86,15 +88,14 @@ def check_strictly(case: Case, size: float) -> tuple[int, int]:
         return check(case, size, interpret)
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["int8", slow("float8_e4m3fn")])
 def test_pages_that_keep_their_scales_and_pages_that_do_not(dtype: str) -> None:
     kept, grown = check_strictly(case_of(dtype, HEADS[0]), SIZES[dtype][1])
     assert kept and grown
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", HEADS[1:], ids=str)
-@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.parametrize(("dtype", "heads"), chosen(product(SIZES, HEADS[1:]), size=1), ids=str)
 def test_heads_without_races(dtype: str, heads: tuple[int, int, int]) -> None:
     check_strictly(case_of(dtype, heads), SIZES[dtype][1])
 

@@ -13,7 +13,7 @@ from orca_jax.helpers.processor import all_cpu_flags
 from orca_jax.kernels import native as api
 from orca_jax.kernels.native import FewBits, Library
 from orca_jax.kernels.native.few_bits import shifts
-from tests.covering import covering
+from tests.covering import covering, slow
 from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
@@ -107,10 +107,7 @@ def test_a_packed_matrix_by_hand() -> None:
     ("bits", "groups", "blocks", "group", "splits"),
     [
         (4, 3, 2, 32, 1),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((5, 2, 1, 64, 1), (6, 2, 1, 32, 1))
-        ),
+        *(slow(*each) for each in ((5, 2, 1, 64, 1), (6, 2, 1, 32, 1))),
         (8, 3, 1, 128, 2),
     ],
 )
@@ -380,13 +377,9 @@ def test_columns_are_entries_of_the_matrix() -> None:
     "options",
     [
         pytest.param(("-march=haswell", "-O1"), id="AVX2"),
-        pytest.param(("-march=native", *SANITIZED), id="sanitizers", marks=pytest.mark.slow),
-        pytest.param(("-march=haswell", *SANITIZED), id="AVX2, sanitizers", marks=pytest.mark.slow),
-        pytest.param(
-            ("-march=skylake-avx512", "-mno-avx512bw", *SANITIZED),
-            id="no VNNI",
-            marks=pytest.mark.slow,
-        ),
+        slow(("-march=native", *SANITIZED), id="sanitizers"),
+        slow(("-march=haswell", *SANITIZED), id="AVX2, sanitizers"),
+        slow(("-march=skylake-avx512", "-mno-avx512bw", *SANITIZED), id="no VNNI"),
     ],
 )
 def test_random_products_in_c(options: tuple[str, ...], tmp_path: Path) -> None:

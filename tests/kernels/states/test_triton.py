@@ -13,6 +13,7 @@ import pytest
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.linear_state.triton import CHUNK, MOST_KEYS
 from orca_jax.kernels.state_rows import StateRows
+from tests.covering import slow
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 ALLOWED = 3e-4  # difference from the oracle; factors of products have 16 bits
@@ -114,9 +115,7 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*LOADS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.parametrize("name", [*LOADS, *(slow(name) for name in SLOW)])
 def test_against_the_oracle(name: str) -> None:
     assert difference((LOADS | SLOW)[name]) < ALLOWED
 

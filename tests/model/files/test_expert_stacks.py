@@ -29,6 +29,7 @@ from orca_jax.model.stages import whole
 from orca_jax.model.weight_files import SINGLE
 from orca_jax.tools.plan.memory import stage_weights
 from orca_jax.values.errors import CheckpointError
+from tests.covering import slow
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.recorded.record import load
 from tests.model.reference import logits, mesh_of
@@ -142,7 +143,7 @@ def test_experts_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("devices", [slow(1), 2])
 def test_xla_reads_the_bits_of_mxfp4(tmp_path: Path, devices: int) -> None:
     packed, plain = write_mxfp4(tmp_path)
     loading = prepare_load(packed, dtype="float32")

@@ -26,6 +26,7 @@ from orca_jax.model.matrices.few_bits import (
 )
 from orca_jax.model.matrices.layout import layer_of
 from orca_jax.model.sharding import partition_spec
+from tests.covering import slow
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.gguf.test_gguf import write
 from tests.model.reference import REFERENCE, logits, mesh_of
@@ -123,10 +124,10 @@ def partly(name: str) -> Kind:
 @pytest.mark.parametrize(
     ("name", "kind", "devices", "form"),
     [
-        pytest.param("qwen3", in_stacks, 1, "stacks", marks=pytest.mark.slow),
+        slow("qwen3", in_stacks, 1, "stacks"),
         ("qwen3", mixed, 1, "stacks"),
-        pytest.param("qwen3", partly, 1, "stacks", marks=pytest.mark.slow),
-        pytest.param("qwen3", Kind.Q8_0, 2, "layers", marks=pytest.mark.slow),
+        slow("qwen3", partly, 1, "stacks"),
+        slow("qwen3", Kind.Q8_0, 2, "layers"),
         ("phi3-window", Kind.Q4_0, 1, "stacks"),
     ],
 )

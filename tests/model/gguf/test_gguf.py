@@ -24,6 +24,7 @@ from orca_jax.model.parameters import flat_parameters
 from orca_jax.values.config import EngineConfig
 from orca_jax.values.errors import CheckpointError, ConfigError
 from orca_jax.values.layer_config import RopeConfig
+from tests.covering import slow
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.text.test_gguf_texts import add_fields
 
@@ -181,7 +182,7 @@ def write(
     [
         "llama-rope-llama3",
         "gemma2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+        *(slow(name) for name in OTHERS),
     ],
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
@@ -195,7 +196,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     "name",
     [
         "llama-biases-sharded",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("olmo2", "qwen2-tied")),
+        *(slow(name) for name in ("olmo2", "qwen2-tied")),
     ],
 )
 def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
@@ -215,7 +216,7 @@ def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     [
         Kind.BF16,
         Kind.Q4_0,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.F16, Kind.Q8_0)),
+        *(slow(kind) for kind in (Kind.F16, Kind.Q8_0)),
     ],
 )
 def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> None:

@@ -20,6 +20,7 @@ from orca_jax.model.matrices.few_bits import MixedBitsMatrix, PackedBitsMatrix
 from orca_jax.model.matrices.packed import PackedMatrix
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.values.errors import CheckpointError
+from tests.covering import slow
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.gguf.test_gguf import tensors_of, write
 from tests.model.reference import REFERENCE, logits, mesh_of
@@ -49,7 +50,7 @@ def wider(name: str, folder: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mixtral", slow("qwen3_moe")])
 def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
     directory = wider(name, tmp_path)
     path = write(tmp_path / "model.gguf", str(directory))
@@ -79,7 +80,7 @@ def partly(name: str) -> Kind:
     ("name", "kind", "held"),
     [
         ("qwen3_moe", mixed, [PackedBitsMatrix, PackedBitsMatrix, MixedBitsMatrix]),
-        pytest.param("mixtral", partly, [PackedMatrix] * 3, marks=pytest.mark.slow),
+        slow("mixtral", partly, [PackedMatrix] * 3),
     ],
 )
 def test_logits_are_those_of_the_dequantised_file(

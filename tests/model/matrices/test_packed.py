@@ -28,6 +28,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, ModelConfig, Quantization
 from orca_jax.values.layer_config import ExpertsConfig
 from orca_jax.values.platforms import platform_named
+from tests.covering import slow
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of, random_of
 
@@ -62,8 +63,8 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [slow(1), 2])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
     decoder = random(dtype, devices, is_packed=True)
     kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(decoder))}
@@ -75,7 +76,7 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, slow(2)])
 def test_experts_are_packed_on_one_device(devices: int) -> None:
     """Each reads its part of the stack of all layers and experts, and multiplies the rows that chose it alone."""
     config, found = replace(model(), gated_mlp=True, experts=EXPERTS), []
@@ -91,7 +92,7 @@ def test_experts_are_packed_on_one_device(devices: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("quantization", [slow(None), "int4"])
 def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
     """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
     config = replace(model(), layers=model().layers[:1], gated_mlp=True, quantization=quantization)
@@ -108,9 +109,7 @@ def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None
 
 
 @needs_library
-@pytest.mark.parametrize(
-    ("dtype", "devices"), [("float32", 2), pytest.param("bfloat16", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("dtype", "devices"), [("float32", 2), slow("bfloat16", 1)])
 def test_rows_of_a_packed_table(dtype: DType, devices: int) -> None:
     """One out of range gets the nearest row."""
     plain = random(dtype, devices, is_packed=False)
@@ -126,7 +125,7 @@ def test_rows_of_a_packed_table(dtype: DType, devices: int) -> None:
 @pytest.mark.parametrize(
     ("num_layers", "keep"),
     [
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (5,)), (2, None))),
+        *(slow(*case) for case in ((1, (5,)), (2, None))),
         (2, (0, 3, 3)),
     ],
 )
@@ -153,7 +152,7 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 @pytest.mark.parametrize(
     ("keep", "experts"),
     [
-        *(pytest.param(keep, None, marks=pytest.mark.slow) for keep in (None, (4, 1, 0, 0))),
+        *(slow(keep, None) for keep in (None, (4, 1, 0, 0))),
         ((4, 1, 0, 0), EXPERTS),
     ],
 )
@@ -190,7 +189,7 @@ def test_padding_changes_no_bit_of_a_token(
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("devices", [slow(1), 2])
 def test_values_have_the_announced_shapes(devices: int) -> None:
     """Programs are compiled from shapes, while the values are read."""
     values, announced = (

@@ -24,6 +24,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, ModelConfig, Quantization
 from orca_jax.values.layer_config import ExpertsConfig
 from orca_jax.values.platforms import platform_named
+from tests.covering import slow
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import logits, mesh_of
 
@@ -121,7 +122,7 @@ def test_the_rows_of_a_packed_table() -> None:
     np.testing.assert_array_equal(packed(plain, library, 1).unembedding(index), wanted)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("kind", [slow("int8"), "int4"])
 def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
     """Programs are compiled from them before the weights are read."""
     library = library_of()
@@ -140,7 +141,7 @@ def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
     ("kind", "dtype", "devices"),
     [
         ("int4", "bfloat16", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_OF_EXPERTS),
+        *(slow(*case) for case in MORE_OF_EXPERTS),
     ],
 )
 def test_experts_are_packed_on_one_device(kind: Quantization, dtype: DType, devices: int) -> None:

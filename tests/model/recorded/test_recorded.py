@@ -19,6 +19,7 @@ from orca_jax.model.parameters import path_of
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.layer_config import GateClamp, LayerKind, RopeConfig
+from tests.covering import slow
 from tests.model.recorded.configs.mixtures import MIXTURES
 from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
 from tests.model.reference import dense_attention, mesh_of
@@ -131,47 +132,35 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         ("ministral3", {"rope": {"temperature": 0.0}}),
         ("hunyuan_v1_dense", {"qk_norm_last": False}),
         ("cohere2_vision", {"logit_scale": 0.0625}),
-        pytest.param("flint", {"layers": "one rope"}, marks=pytest.mark.slow),
-        pytest.param(
-            "flint", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
-        ),
-        pytest.param("flint", {"layers": "no window"}, marks=pytest.mark.slow),
-        pytest.param("flint", {"layers": "all windows"}, marks=pytest.mark.slow),
-        pytest.param("mellum", {"layers": "one rope"}, marks=pytest.mark.slow),
-        pytest.param("llama4_text", {"rope": {"unit_eps": 0.0}}, marks=pytest.mark.slow),
-        pytest.param("llama4_text", {"layers": "one rope"}, marks=pytest.mark.slow),
-        pytest.param("llama4_text", {"experts": {"weighs_inputs": False}}, marks=pytest.mark.slow),
+        slow("flint", {"layers": "one rope"}),
+        slow("flint", {"experts": {"router": {"scores": "softmax"}}}),
+        slow("flint", {"layers": "no window"}),
+        slow("flint", {"layers": "all windows"}),
+        slow("mellum", {"layers": "one rope"}),
+        slow("llama4_text", {"rope": {"unit_eps": 0.0}}),
+        slow("llama4_text", {"layers": "one rope"}),
+        slow("llama4_text", {"experts": {"weighs_inputs": False}}),
         ("olmo", {"attention_clip": None}),
         ("nanochat", {"embedding_norm": False}),
         ("nanochat", {"rope": {"is_reversed": False}}),
         ("gemma4_text", {"value_norm": False}),
         ("gemma4_text", {"rope": {"share": 1.0}}),
-        pytest.param("gemma4_text", {"embedding_scale": 1.0}, marks=pytest.mark.slow),
-        pytest.param("laguna", {"attention_gate_activation": "sigmoid"}, marks=pytest.mark.slow),
-        pytest.param("laguna", {"experts": {"router": {"soft_cap": None}}}, marks=pytest.mark.slow),
-        pytest.param("laguna", {"layers": "one rope"}, marks=pytest.mark.slow),
-        pytest.param("cohere", {"residual": "pre_norm"}, marks=pytest.mark.slow),
-        pytest.param("glm4", {"rope": {"rotated_dim": None}}, marks=pytest.mark.slow),
-        pytest.param("granite", {"embedding_scale": 1.0}, marks=pytest.mark.slow),
-        pytest.param("granite", {"attention_scale": None}, marks=pytest.mark.slow),
-        pytest.param(
-            "gpt_oss", {"experts": {"clamp": GateClamp(1e9, 1.3)}}, marks=pytest.mark.slow
-        ),
-        pytest.param("gpt_oss", {"experts": {"clamp": None}}, marks=pytest.mark.slow),
-        pytest.param("phimoe", {"experts": {"router": {"reach": 1e9}}}, marks=pytest.mark.slow),
-        pytest.param(
-            "phimoe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "ernie4_5_moe", {"experts": {"router": {"least_sum": 0.0}}}, marks=pytest.mark.slow
-        ),
-        pytest.param("glm4_moe", {"experts": {"router": {"scale": 1.0}}}, marks=pytest.mark.slow),
-        pytest.param(
-            "glm4_moe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "glm4_moe", {"experts": {"router": {"used_groups": 4}}}, marks=pytest.mark.slow
-        ),
+        slow("gemma4_text", {"embedding_scale": 1.0}),
+        slow("laguna", {"attention_gate_activation": "sigmoid"}),
+        slow("laguna", {"experts": {"router": {"soft_cap": None}}}),
+        slow("laguna", {"layers": "one rope"}),
+        slow("cohere", {"residual": "pre_norm"}),
+        slow("glm4", {"rope": {"rotated_dim": None}}),
+        slow("granite", {"embedding_scale": 1.0}),
+        slow("granite", {"attention_scale": None}),
+        slow("gpt_oss", {"experts": {"clamp": GateClamp(1e9, 1.3)}}),
+        slow("gpt_oss", {"experts": {"clamp": None}}),
+        slow("phimoe", {"experts": {"router": {"reach": 1e9}}}),
+        slow("phimoe", {"experts": {"router": {"scores": "softmax"}}}),
+        slow("ernie4_5_moe", {"experts": {"router": {"least_sum": 0.0}}}),
+        slow("glm4_moe", {"experts": {"router": {"scale": 1.0}}}),
+        slow("glm4_moe", {"experts": {"router": {"scores": "softmax"}}}),
+        slow("glm4_moe", {"experts": {"router": {"used_groups": 4}}}),
     ],
     ids=str,
 )
@@ -212,18 +201,15 @@ def test_with_the_keys_of_another_layer_the_results_differ(
         ("gemma4_text", "layer_scale", 1.0),
         ("gemma4_text", "layer_input.norm.scale", 0.0),
         ("gemma4_text", "layer_inputs.table.table", 0.0),
+        *(slow(family, "attention.sinks", -1e9) for family in ("gpt_oss", "granite_swa", "flint")),
         *(
-            pytest.param(family, "attention.sinks", -1e9, marks=pytest.mark.slow)
-            for family in ("gpt_oss", "granite_swa", "flint")
-        ),
-        *(
-            pytest.param(family, name, 0.0, marks=pytest.mark.slow)
+            slow(family, name, 0.0)
             for family in ("glm4_moe", "ernie4_5_moe")
             for name in ("mlp.choice_bias", "mlp.shared.mlp.down.kernel")
         ),
-        pytest.param("llama4_text", "mlp.shared.mlp.down.kernel", 0.0, marks=pytest.mark.slow),
-        pytest.param("gpt_oss", "mlp.router_bias", 0.0, marks=pytest.mark.slow),
-        pytest.param("gpt_oss", "mlp.biases.down", 0.0, marks=pytest.mark.slow),
+        slow("llama4_text", "mlp.shared.mlp.down.kernel", 0.0),
+        slow("gpt_oss", "mlp.router_bias", 0.0),
+        slow("gpt_oss", "mlp.biases.down", 0.0),
     ],
 )
 def test_without_a_parameter_the_results_differ(

@@ -11,6 +11,7 @@ from orca_jax.kernels.linear_state import api
 from orca_jax.kernels.ragged_attention import triton_latents
 from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.kernels.ragged_attention.tpu import latents as tpu_latents
+from tests.covering import slow
 from tests.model.reference import mesh_of
 from tests.model.states.server import Server
 from tests.model.states.test_hybrids import arranged, check, difference, served
@@ -25,7 +26,7 @@ DELTAS, ADDED, LIGHTNING = "qwen3_next-1", "bamba-1", "minimax-2"
 
 @pytest.mark.parametrize(
     "name",
-    [DELTAS, *(pytest.param(name, marks=pytest.mark.slow) for name in (ADDED, LIGHTNING))],
+    [DELTAS, *(slow(name) for name in (ADDED, LIGHTNING))],
 )
 def test_log_probabilities_equal_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,7 +44,7 @@ def test_log_probabilities_equal_transformers(
     ("name", "backend", "function", "page_size"),
     [
         ("deepseek_v2-0", tpu_latents, "write_and_attend", 128),
-        pytest.param("deepseek_v2-2", triton_latents, "attend", 16, marks=pytest.mark.slow),
+        slow("deepseek_v2-2", triton_latents, "attend", 16),
     ],
     ids=["tpu", "triton"],
 )

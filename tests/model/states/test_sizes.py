@@ -14,6 +14,7 @@ from orca_jax.tools.plan.memory import Demand, Split, fit
 from orca_jax.values.cache_spec import form_groups
 from orca_jax.values.config import CacheConfig, ExecutorConfig
 from tests.aot.models import MODELS
+from tests.covering import slow
 from tests.exec.test_groups import PAGE_SIZE, ROWS
 from tests.model.states.hybrids import write
 from tests.model.states.test_launches import NUM_STATES, executor_of
@@ -59,9 +60,7 @@ def test_devices_hold_what_the_formula_says(name: str, program_cache: str, tmp_p
     assert states == NUM_STATES * sum(layer_bytes(model, "float32")) * model.has_states
 
 
-@pytest.mark.parametrize(
-    "name", ["bamba-0", pytest.param("qwen3_5_text-1", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["bamba-0", slow("qwen3_5_text-1")])
 def test_the_work_of_layers_with_states_does_not_grow_with_the_context(
     name: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.rope import frequencies
 from orca_jax.model.trees import maxtext
 from orca_jax.values.errors import CheckpointError, ConfigError
+from tests.covering import slow
 from tests.model.orbax import refusal, save
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import (
@@ -59,11 +60,11 @@ def test_the_trees_of_these_tests_are_those_of_maxtext(name: str, pairs: bool) -
         (LLAMA_31, {"pairs": True, "scanned": False}),
         ("qwen2-tied", {"fused_mlp": True}),
         ("qwen3", {"scanned": False}),
-        pytest.param(LLAMA, {"scanned": False}, marks=pytest.mark.slow),
-        pytest.param(LLAMA, {"fused_mlp": True, "scanned": False}, marks=pytest.mark.slow),
-        pytest.param("mistral-window", {}, marks=pytest.mark.slow),
-        pytest.param("qwen2-tied", {"scanned": False}, marks=pytest.mark.slow),
-        pytest.param("qwen3", {}, marks=pytest.mark.slow),
+        slow(LLAMA, {"scanned": False}),
+        slow(LLAMA, {"fused_mlp": True, "scanned": False}),
+        slow("mistral-window", {}),
+        slow("qwen2-tied", {"scanned": False}),
+        slow("qwen3", {}),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ from orca_jax.text.schemas.keywords import WrongSchemaError
 from orca_jax.text.schemas.prepared import MAX_SCHEMA, prepared
 from orca_jax.text.schemas.references import MAX_DEPTH
 from orca_jax.values.errors import RequestError
+from tests.covering import slow
 from tests.text.schemas.answers import compiled
 from tests.text.schemas.test_prepared import NUMBER, kind, ref
 
@@ -77,7 +78,7 @@ CHEAP = ("descriptions", "circle", "unions of unions", "enumeration", "optional"
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in LARGE],
+    [name if name in CHEAP else slow(name) for name in LARGE],
 )
 def test_schemas_of_up_to_a_megabyte_are_fast_or_refused(name: str) -> None:
     schema = LARGE[name]()
