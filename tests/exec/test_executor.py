@@ -183,13 +183,8 @@ def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
 
 @late
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
-def test_more_devices_give_the_same_tokens(
-    executor: JaxExecutor, devices: int, program_cache: str
-) -> None:
-    assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(
-        executor, PROMPT, 6
-    )
+def test_more_devices_give_the_same_tokens(executor: JaxExecutor, program_cache: str) -> None:
+    assert generate(make_executor(program_cache, 4), PROMPT, 6) == generate(executor, PROMPT, 6)
 
 
 @few
