@@ -221,6 +221,30 @@ class JaxExecutor:
         """Stop counting idle time until the next plan."""
         self._idle.rest()
 
+    def free_devices(self, *, keeps_weights: bool) -> None:
+        """Free weights and pages on the devices. No plan may be in flight or submitted until both are back.
+
+        Args:
+            keeps_weights: copy them to the memory of the host for `restore_weights`.
+        """
+        assert not self._num_in_flight, "plans are in flight"
+        for stage in self.stages:
+            stage.free_pages()
+            stage.free_weights(keeps=keeps_weights)
+
+    def restore_weights(self) -> None:
+        """Put the weights back that the host keeps. No other ones may be in their place."""
+        for stage in self.stages:
+            stage.restore_weights()
+
+    def allocate_pages(self) -> None:
+        """Allocate empty pages, as at start. The programs that fill them do not count as compiled while serving."""
+        before = self._counter.count
+        for stage in self.stages:
+            stage.allocate_pages()
+        jax.block_until_ready([stage.state for stage in self.stages])
+        self._num_before += self._counter.count - before
+
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()

@@ -130,6 +130,27 @@ class RemoteHop:
         )
 
 
+class HeldArray(NamedTuple):
+    """An array in the memory of the host, by the place of each part that this process has."""
+
+    shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding
+    parts: Mapping[tuple[slice, ...], NDArray[Any]]
+
+    def restore(self) -> jax.Array:
+        """The array on its devices."""
+        return jax.make_array_from_callback(self.shape, self.sharding, self.parts.__getitem__)
+
+
+def hold(array: jax.Array) -> HeldArray:
+    """Copy an array to the memory of the host."""
+    parts: dict[tuple[slice, ...], NDArray[Any]] = {}
+    for shard in array.addressable_shards:
+        if shard.index not in parts:
+            parts[shard.index] = np.array(shard.data)
+    return HeldArray(array.shape, array.sharding, parts)
+
+
 class Stage:
     """Runs the programs of a stage, without waiting for its devices.
 
@@ -152,6 +173,7 @@ class Stage:
         self._unembedding: list[jax.Array] = []
         self._adapters: dict[str, jax.Array] = {}
         self._no_masks: dict[int, jax.Array] = {}
+        self._held: list[HeldArray | None] = []  # on the host, while the weights sleep
         if shapes.adapted_layouts:
             self._adapters = shapes.allocate_stacks()
         if shapes.is_last:
@@ -255,8 +277,32 @@ class Stage:
             shape.dtype,
             shape.sharding,
         ), "another shape"
+        self._held = []  # they are of other weights
         self._weights[index] = value
         self._unembedding = [value if each is old else each for each in self._unembedding]
+
+    def free_pages(self) -> None:
+        """Free pages, states and the tokens of all rows."""
+        for array in jax.tree.leaves(self.state):
+            array.delete()
+
+    def allocate_pages(self) -> None:
+        """Allocate empty ones again."""
+        self.state = self.shapes.allocate_state()
+
+    def free_weights(self, *, keeps: bool) -> None:
+        """Free the weights on the devices. With `keeps`, the memory of the host has them until `restore_weights`."""
+        self._held = [hold(array) if keeps else None for array in self._weights]
+        for array in self._weights:
+            array.delete()
+
+    def restore_weights(self) -> None:
+        """Put the weights back that the host keeps."""
+        held = self._held
+        self._held = []
+        for index, each in enumerate(held):
+            assert each is not None, "the weights were not kept"
+            self.put_weight(index, each.restore())
 
     def close(self) -> None:
         """Free the arrays, but not the weights."""

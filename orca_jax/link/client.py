@@ -16,7 +16,7 @@ import msgspec
 
 from orca_jax.link.adapters import ServedAdapters
 from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
-from orca_jax.link.calls import EngineCalls
+from orca_jax.link.changes.asked import EngineChanges
 from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.feed import Feed
 from orca_jax.link.restarts.kept import KeptRequests
@@ -24,18 +24,14 @@ from orca_jax.link.wire import (
     Abort,
     EngineAnswer,
     EngineCall,
-    ForgetPrefixes,
     FromEngine,
     FromFrontEnd,
     Heartbeat,
     Iterations,
-    Pause,
-    PauseMode,
     ReadWeights,
     Ready,
     Rejected,
     ReplaceWeights,
-    Resume,
     Submit,
     Updates,
     Watch,
@@ -220,8 +216,8 @@ class EngineClient:
         self.idle = asyncio.Event()
         self.idle.set()
         self.feed = Feed(self._post)
-        self._changes = EngineCalls(self._send_call)
-        self.adapters = ServedAdapters(self._changes)
+        self.changes = EngineChanges(self._send_call)
+        self.adapters = ServedAdapters(self.changes)
         self._config = config
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
@@ -233,7 +229,6 @@ class EngineClient:
         self._kept: KeptRequests | None = None
         if config.restarts:
             self._kept = KeptRequests(config.engine.seed, self.adapters.loaded)
-        self.is_paused = False
         self._has_new_weights = False  # or may have: the next engine has those of the model
         self._numbers = itertools.count()
         self._weight_version = 0  # as far as is known
@@ -311,20 +306,6 @@ class EngineClient:
             if self._link is not None:
                 self._link.send(Abort(request_id))
 
-    async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache of the devices. Raises as `EngineCalls.ask` does."""
-        await self._changes.ask(ForgetPrefixes())
-
-    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
-        """Let new calls wait, and return when the pause has begun. Raises as `EngineCalls.ask` does."""
-        self.is_paused = True
-        await self._changes.ask(Pause(mode, clear_cache))
-
-    async def resume(self) -> None:
-        """End the pause. Raises as `EngineCalls.ask` does."""
-        await self._changes.ask(Resume())
-        self.is_paused = False
-
     async def update_weights(
         self, source: str, version: int | None = None, *, aborts: bool = False
     ) -> int:
@@ -341,9 +322,11 @@ class EngineClient:
         return await asyncio.shield(self._update_weights(source, version, aborts))
 
     async def _update_weights(self, source: str, version: int | None, aborts: bool) -> int:
-        await self._changes.ask(ReadWeights(source, version))
+        await self.changes.ask(ReadWeights(source, version))
         self._has_new_weights = True
-        return (await self._changes.ask(ReplaceWeights(aborts))).version
+        answer = await self.changes.ask(ReplaceWeights(aborts))
+        self.changes.note_weights()
+        return answer.version
 
     @property
     def _is_restarted(self) -> bool:
@@ -360,7 +343,8 @@ class EngineClient:
         """Accept requests: the engine serves, with the adapters of its settings or those loaded again."""
         self._admission.num_rows = ready.num_rows
         self._weight_version = 0
-        self.is_paused = self._has_new_weights = False
+        self._has_new_weights = False
+        self.changes.forget()
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self.reads = ready.reads
@@ -385,7 +369,7 @@ class EngineClient:
             self._fail_all(error)
             return
         self._move("restarting")
-        self._changes.fail(error)
+        self.changes.fail(error)
         if self._has_new_weights:
             self._fail_all(error)
 
@@ -417,7 +401,7 @@ class EngineClient:
                 for update in updates:
                     self._deliver(update, is_last=update.finish_reason is not None)
             case EngineAnswer():
-                self._changes.end(message)
+                self.changes.end(message)
             case Rejected():
                 self._deliver(message, is_last=True)
             case Iterations(lines):
@@ -474,7 +458,7 @@ class EngineClient:
     def _fail_all(self, error: Exception) -> None:
         for call in tuple(self._calls):
             call.fail(error)
-        self._changes.fail(error)
+        self.changes.fail(error)
 
     def _serving_link(self) -> Link:
         """The link to the engine. Raises Unavailable if it does not serve."""

@@ -35,11 +35,13 @@ from orca_jax.link.wire import (
     Rejected,
     ReplaceWeights,
     Resume,
+    Sleep,
     Start,
     Submit,
     ToEngine,
     UnloadAdapter,
     Updates,
+    WakeUp,
     Watch,
 )
 from orca_jax.values.errors import RequestError
@@ -306,6 +308,7 @@ class EngineLoop:
             self._pauses.settle()
         if self._updates.is_due and self._is_empty:
             self._updates.replace()
+            self._pauses.sleep.take_weights()
             self._release()
 
     @property
@@ -429,9 +432,13 @@ class EngineLoop:
                 self._pauses.begin(call.number, wanted)
                 if wanted.mode == "abort":
                     self._abort_all()
-            case Resume():
-                self._pauses.end()
-                self._answer(call.number, self._release)
+            case Resume() | Sleep() | WakeUp() as change:
+                self._answer(call.number, partial(self._change_pause, change))
+
+    def _change_pause(self, change: Resume | Sleep | WakeUp) -> None:
+        """Let the engine sleep, or go on if nothing sleeps. Raises RequestError."""
+        self._pauses.take_change(change)
+        self._release()
 
     def _replace_weights(self, number: int, *, aborts: bool) -> None:
         if self._pauses.is_frozen and not self._is_empty:

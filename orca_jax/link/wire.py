@@ -26,6 +26,7 @@ _LENGTH = struct.Struct(">I")
 
 Phase = Literal["loading", "compiling", "serving"]
 PauseMode = Literal["abort", "wait", "keep"]
+SleepTag = Literal["weights", "kv_cache"]
 """The open requests of a pause end with the reason "abort", finish, or are kept until it ends."""
 
 
@@ -111,8 +112,28 @@ class Resume(Message, frozen=True):
     """End the pause."""
 
 
+class Sleep(Message, frozen=True):
+    """Free the devices, after a pause; see `link/changes/sleep.py`."""
+
+    level: int
+
+
+class WakeUp(Message, frozen=True):
+    """Put back what these tags name; the pause ends when nothing sleeps."""
+
+    tags: tuple[SleepTag, ...]
+
+
 EngineChange = (
-    LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights | ForgetPrefixes | Pause | Resume
+    LoadAdapter
+    | UnloadAdapter
+    | ReadWeights
+    | ReplaceWeights
+    | ForgetPrefixes
+    | Pause
+    | Resume
+    | Sleep
+    | WakeUp
 )
 
 

@@ -11,10 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from orca_jax.link.changes.asked import SLEEP_TAGS
 from orca_jax.link.client import EngineClient, OpenCall
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded
 from orca_jax.link.supervisor import Supervisor
-from orca_jax.link.wire import PauseMode, Ready, Rejected, Submit
+from orca_jax.link.wire import PauseMode, Ready, Rejected, SleepTag, Submit
 from orca_jax.llm.arguments import (
     PlainPrompt,
     PromptInput,
@@ -251,7 +252,7 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache, as `LLM.reset_prefix_cache`. Raises EngineError if the engine has ended."""
         client, _ = self._parts()
-        await _asked(client.reset_prefix_cache())
+        await _asked(client.changes.reset_prefix_cache())
         return True
 
     async def pause_generation(
@@ -271,17 +272,52 @@ class AsyncLLM:
         if mode not in get_args(PauseMode):
             message = f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}"
             raise ConfigError(message, param="mode")
-        await _asked(client.pause(mode, clear_cache=clear_cache))
+        await _asked(client.changes.pause(mode, clear_cache=clear_cache))
 
     async def resume_generation(self) -> None:
         """End the pause: requests that waited are added. Raises EngineError if the engine has ended."""
         client, _ = self._parts()
-        await _asked(client.resume())
+        await _asked(client.changes.resume())
 
     async def is_paused(self) -> bool:
         """True between `pause_generation` and `resume_generation`."""
         client, _ = self._parts()
-        return client.is_paused
+        return client.changes.is_paused
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the devices' memory until `wake_up`; new requests wait.
+
+        Args:
+            level: 1 copies the weights to the memory of the host; 2 drops them, and `update_params` puts others there.
+            mode: open requests end with the reason "abort", or finish ("wait").
+
+        Raises:
+            ConfigError: an argument is wrong, or an engine of several processes cannot sleep.
+            EngineError: the engine has ended.
+        """
+        client, _ = self._parts()
+        try:
+            await _asked(client.changes.sleep(level, mode))
+        except RequestError as error:
+            raise ConfigError(error.message, error.param) from None
+
+    async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Put back the weights, the pages ("kv_cache"), or both; with all of it there, requests that waited are added.
+
+        Raises:
+            ConfigError: a tag does not exist, or the weights were dropped.
+            EngineError: the engine has ended.
+        """
+        client, _ = self._parts()
+        try:
+            await _asked(client.changes.wake_up(SLEEP_TAGS if tags is None else tags))
+        except RequestError as error:
+            raise ConfigError(error.message, error.param) from None
+
+    async def is_sleeping(self) -> bool:
+        """True while weights or pages are not on the devices."""
+        client, _ = self._parts()
+        return bool(client.changes.asleep)
 
     async def _outputs(
         self,

@@ -1,6 +1,6 @@
 """Routes that change a running server: weights and prefix cache, with keys of their own, and adapters, as in vLLM."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast, get_args
@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, request_response
 
+from orca_jax.link.changes.asked import SLEEP_TAGS
 from orca_jax.link.errors import LinkError
-from orca_jax.link.wire import PauseMode
+from orca_jax.link.wire import PauseMode, SleepTag
 from orca_jax.serve.access import Access, read_key_file
 from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response
@@ -51,7 +52,7 @@ async def _reset(service: Service, request: Request) -> Response:
     for name, value in request.query_params.items():
         if value.lower() != "false":
             raise ApiError(400, f"{name} must be false: running requests and files are kept", name)
-    await _asked(service, service.client.reset_prefix_cache())
+    await _asked(service, service.client.changes.reset_prefix_cache())
     return Response()
 
 
@@ -59,25 +60,55 @@ async def _pause(service: Service, request: Request) -> Response:
     """Let new calls wait. Raises ApiError for an unknown mode or parameter."""
     wanted = {"mode": "abort", "clear_cache": "true", **request.query_params}
     choices = {"mode": get_args(PauseMode), "clear_cache": ("true", "false")}
-    for name, value in wanted.items():
-        if name not in choices:
-            raise ApiError(400, f"{name} is unknown; use mode and clear_cache", name)
-        if value not in choices[name]:
-            raise ApiError(400, f"{name} must be one of {', '.join(choices[name])}", name)
+    _check_choices(wanted, choices)
     mode = cast(PauseMode, wanted["mode"])
     clear_cache = wanted["clear_cache"] == "true"
-    await _asked(service, service.client.pause(mode, clear_cache=clear_cache))
+    await _asked(service, service.client.changes.pause(mode, clear_cache=clear_cache))
     return JSONResponse({"status": "paused"})
 
 
 async def _resume(service: Service, _: Request) -> Response:
     """Let the calls that waited begin. Raises ApiError."""
-    await _asked(service, service.client.resume())
+    await _changed(service, service.client.changes.resume())
     return JSONResponse({"status": "resumed"})
 
 
 async def _is_paused(service: Service, _: Request) -> Response:
-    return JSONResponse({"is_paused": service.client.is_paused})
+    return JSONResponse({"is_paused": service.client.changes.is_paused})
+
+
+async def _sleep(service: Service, request: Request) -> Response:
+    """Free the devices. Raises ApiError for an unknown parameter or value."""
+    wanted = {"level": "1", "mode": "abort", **request.query_params}
+    choices = {"level": ("1", "2"), "mode": ("abort", "wait")}
+    _check_choices(wanted, choices)
+    level = int(wanted["level"])
+    mode = cast(PauseMode, wanted["mode"])
+    await _changed(service, service.client.changes.sleep(level, mode))
+    return Response()
+
+
+async def _wake_up(service: Service, request: Request) -> Response:
+    """Put back what `tags` names, or everything. Raises ApiError."""
+    for name in request.query_params:
+        if name != "tags":
+            raise ApiError(400, f"{name} is unknown; use tags", name)
+    tags = request.query_params.getlist("tags") or list(SLEEP_TAGS)
+    await _changed(service, service.client.changes.wake_up(cast(list[SleepTag], tags)))
+    return Response()
+
+
+async def _is_sleeping(service: Service, _: Request) -> Response:
+    return JSONResponse({"is_sleeping": bool(service.client.changes.asleep)})
+
+
+def _check_choices(wanted: Mapping[str, str], choices: Mapping[str, Sequence[str]]) -> None:
+    """Raise ApiError for a parameter of a route that is unknown, or has another value than these."""
+    for name, value in wanted.items():
+        if name not in choices:
+            raise ApiError(400, f"{name} is unknown; use {' and '.join(choices)}", name)
+        if value not in choices[name]:
+            raise ApiError(400, f"{name} must be one of {', '.join(choices[name])}", name)
 
 
 async def _asked[T](service: Service, change: Awaitable[T]) -> T:
@@ -86,6 +117,14 @@ async def _asked[T](service: Service, change: Awaitable[T]) -> T:
         return await change
     except LinkError as error:
         raise api_error(error, service.config.overload_status) from None
+
+
+async def _changed(service: Service, change: Awaitable[None]) -> None:
+    """Make a change of the engine. Raises ApiError if it has ended, or refuses it."""
+    try:
+        await _asked(service, change)
+    except RequestError as error:
+        raise ApiError(400, error.message, error.param) from None
 
 
 async def _update(service: Service, request: Request) -> Response:
@@ -117,6 +156,9 @@ _ANSWERS: Mapping[tuple[str, str], Callable[[Service, Request], Awaitable[Respon
     ("POST", "/pause"): _pause,
     ("POST", "/resume"): _resume,
     ("GET", "/is_paused"): _is_paused,
+    ("POST", "/sleep"): _sleep,
+    ("POST", "/wake_up"): _wake_up,
+    ("GET", "/is_sleeping"): _is_sleeping,
 }
 ADMIN_CALLS = frozenset([*_ANSWERS, *[(method, f"{path}/") for method, path in _ANSWERS]])
 """Methods and paths that keys of callers do not open."""

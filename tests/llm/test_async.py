@@ -148,6 +148,20 @@ def test_a_pause_lets_requests_wait() -> None:
     asyncio.run(run())
 
 
+def test_a_toy_cannot_sleep() -> None:
+    async def run() -> None:
+        async with AsyncLLM(**SETTINGS) as llm:
+            with pytest.raises(ConfigError, match="mode must be abort or wait"):
+                await llm.sleep(mode="keep")
+            with pytest.raises(ConfigError, match="tags must be of weights, kv_cache, got 'all'"):
+                await llm.wake_up(["all"])  # type: ignore[list-item]
+            with pytest.raises(ConfigError, match="cannot sleep"):
+                await llm.sleep()
+            assert not await llm.is_sleeping() and not await llm.is_paused()
+
+    asyncio.run(run())
+
+
 def test_settings_and_states_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"AsyncLLM.*did you mean max_num_seqs"):
         AsyncLLM(max_num_seq=3)

@@ -36,8 +36,8 @@ def test_kept_requests_go_on_where_they_were() -> None:
 
     async def act(front: Front) -> None:
         first = await begun(toy, front)
-        await front.client.pause("keep")
-        assert front.client.is_paused
+        await front.client.changes.pause("keep")
+        assert front.client.changes.is_paused
         before = toy.engine.stats.iterations
         later = asyncio.create_task(front.answer([4, 5], SHORT))
         await turns()
@@ -45,8 +45,8 @@ def test_kept_requests_go_on_where_they_were() -> None:
         assert not first.done() and not later.done()
         with pytest.raises(RequestError, match="while a pause keeps requests"):
             await front.client.update_weights("3")
-        await front.client.resume()
-        assert not front.client.is_paused
+        await front.client.changes.resume()
+        assert not front.client.changes.is_paused
         assert (await first)[:2] == (0, [expected(PROMPT, 60, 0)])
         assert (await later)[:2] == (0, [expected([4, 5], 3, 0)])
         assert await front.client.update_weights("3") == 1, "the refused one is forgotten"
@@ -59,7 +59,7 @@ def test_a_pause_begins_when_open_requests_have_finished() -> None:
 
     async def act(front: Front) -> None:
         first = await begun(toy, front)
-        pause = asyncio.create_task(front.client.pause("wait"))
+        pause = asyncio.create_task(front.client.changes.pause("wait"))
         await asyncio.sleep(STEP)
         later = asyncio.create_task(front.answer([4, 5], SHORT))
         dropped = asyncio.create_task(front.answer([6], SHORT))
@@ -70,7 +70,7 @@ def test_a_pause_begins_when_open_requests_have_finished() -> None:
         assert not later.done() and not toy.engine.has_work
         assert await front.client.update_weights("9") == 1
         assert not later.done()
-        await front.client.resume()
+        await front.client.changes.resume()
         assert (await later)[:2] == (1, [expected([4, 5], 3, 9)])
 
     run_front(toy, act)
@@ -82,13 +82,13 @@ def test_a_pause_may_abort_open_requests() -> None:
 
     async def act(front: Front) -> None:
         first = await begun(toy, front)
-        await front.client.pause()
+        await front.client.changes.pause()
         _, (text,), reasons = await first
         assert reasons == ["abort"] and len(text) < 60
         later = asyncio.create_task(front.answer([4, 5], SHORT))
         await turns()
         assert not later.done()
-        await front.client.resume()
+        await front.client.changes.resume()
         assert (await later)[1] == [expected([4, 5], 3, 0)]
 
     run_front(toy, act)
@@ -100,8 +100,8 @@ def test_the_prefix_cache_is_emptied_on_request(clear_cache: bool) -> None:
 
     async def act(front: Front) -> None:
         await front.answer(PROMPT, SHORT)
-        await front.client.pause("wait", clear_cache=clear_cache)
-        await front.client.resume()
+        await front.client.changes.pause("wait", clear_cache=clear_cache)
+        await front.client.changes.resume()
         await front.answer(PROMPT, SHORT)
         assert toy.engine.pool.num_cache_hits == (0 if clear_cache else 11)
 
@@ -132,11 +132,11 @@ def test_random_pauses_lose_no_request() -> None:
 
         users = [asyncio.create_task(user(name)) for name in range(4)]
         for _ in range(60):
-            await front.client.pause(draw.choice(modes))
+            await front.client.changes.pause(draw.choice(modes))
             if draw.random() < 0.3:
-                await front.client.pause(draw.choice(modes))
+                await front.client.changes.pause(draw.choice(modes))
             await asyncio.sleep(0)
-            await front.client.resume()
+            await front.client.changes.resume()
             await asyncio.sleep(STEP)
         is_over = True
         await asyncio.gather(*users)

@@ -19,7 +19,9 @@ from orca_jax.link.wire import (
     ReadWeights,
     ReplaceWeights,
     Resume,
+    Sleep,
     Updates,
+    WakeUp,
 )
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
@@ -41,6 +43,7 @@ class UpdatedLink(PlayedLink):
     def __init__(self, client: EngineClient, script: Script) -> None:
         super().__init__(client, script)
         self.pauses: list[tuple[str, bool]] = []
+        self.sleeps: list[Sleep | WakeUp] = []
 
     def send(self, message: Message) -> None:
         super().send(message)
@@ -62,6 +65,9 @@ class UpdatedLink(PlayedLink):
                 self.pauses.append((mode, clear_cache))
                 answer = EngineAnswer(number)
             case EngineCall(number, Resume()):
+                answer = EngineAnswer(number)
+            case EngineCall(number, Sleep() | WakeUp() as change):
+                self.sleeps.append(change)
                 answer = EngineAnswer(number)
             case _:
                 return
@@ -248,6 +254,43 @@ def test_the_prefix_cache_is_emptied_by_its_own_key_alone(config: ServerConfig) 
     assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401, 400]
     assert answers[-1].json()["error"]["param"] == "reset_running_requests"
     assert link.num_resets == 3
+
+
+def test_sleep_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
+    async def act(stage: Stage) -> tuple[list[httpx.Response], UpdatedLink]:
+        link = UpdatedLink(stage.client, stage.link.script)
+        stage.client._link = link  # type: ignore[assignment]
+        async with stage.http() as http:
+            wanted = [
+                ("POST", "/sleep?level=2&mode=wait", ADMIN),
+                ("GET", "/is_sleeping", ADMIN),
+                ("POST", "/sleep", ADMIN),
+                ("POST", "/wake_up?tags=weights", ADMIN),
+                ("GET", "/is_sleeping", ADMIN),
+                ("POST", "/wake_up", ADMIN),
+                ("GET", "/is_sleeping/", ADMIN),
+                ("POST", "/sleep", USER),
+                ("POST", "/wake_up", {}),
+                ("POST", "/sleep?level=3", ADMIN),
+                ("POST", "/sleep?mode=keep", ADMIN),
+                ("POST", "/wake_up?tag=weights", ADMIN),
+                ("POST", "/wake_up?tags=all", ADMIN),
+            ]
+            answers = [
+                await http.request(method, path, headers=headers)
+                for method, path, headers in wanted
+            ]
+            return answers, link
+
+    answers, link = on_stage(saying("ab"), act, config)
+    codes = [answer.status_code for answer in answers]
+    assert codes == [200, 200, 400, 200, 200, 200, 200, 401, 401, 400, 400, 400, 400]
+    assert [answers[place].json()["is_sleeping"] for place in (1, 4, 6)] == [True, True, False]
+    refused = [answers[place].json()["error"] for place in (2, 9, 10, 11, 12)]
+    assert [error["param"] for error in refused] == [None, "level", "mode", "tag", "tags"]
+    assert "sleeps already" in refused[0]["message"]
+    assert link.pauses == [("wait", True)]
+    assert link.sleeps == [Sleep(2), WakeUp(("weights",)), WakeUp(("weights", "kv_cache"))]
 
 
 def test_a_pause_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:

@@ -1,4 +1,4 @@
-"""Pauses of an engine, with the modes of vLLM.
+"""Pauses of an engine, with the modes of vLLM, and its sleep during one.
 
 While it pauses, new requests wait in front of it. Those sent before are aborted, finish, or stay as they are, without
 further iterations, until it resumes.
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orca_jax.engine import Engine
-from orca_jax.link.wire import EngineAnswer, Message, Pause
+from orca_jax.link.changes.sleep import EngineSleep
+from orca_jax.link.wire import EngineAnswer, Message, Pause, Resume, Sleep, WakeUp
 
 
 @dataclass(eq=False)
@@ -27,6 +28,7 @@ class Pauses:
         self.is_on = False  # true if new requests must wait
         self.is_frozen = False  # true if no iteration may run
         self.is_due = False  # true if calls wait for the end of requests
+        self.sleep = EngineSleep(self.engine)
         self._clears_cache = False
         self._calls: list[int] = []  # the numbers of those
 
@@ -44,7 +46,22 @@ class Pauses:
             self.engine.forget_prefixes()
         self._answer_calls()
 
-    def end(self) -> None:
+    def take_change(self, change: Resume | Sleep | WakeUp) -> None:
+        """Sleep during a pause, or end it if nothing sleeps. Raises RequestError."""
+        sleep = self.sleep
+        match change:
+            case Sleep(level):
+                sleep.begin(level)
+            case WakeUp(tags):
+                was_asleep = bool(sleep.asleep)
+                sleep.end(tags)
+                if was_asleep and not sleep.asleep:
+                    self._end()
+            case Resume():
+                sleep.check_awake()
+                self._end()
+
+    def _end(self) -> None:
         """Pause no more."""
         self.is_on = False
         self.is_frozen = False

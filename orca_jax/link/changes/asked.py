@@ -1,0 +1,86 @@
+"""The front end's side of pauses and sleep: what it asked of the engine that serves."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+from orca_jax.link.calls import EngineCalls, SendCall
+from orca_jax.link.wire import (
+    ForgetPrefixes,
+    Pause,
+    PauseMode,
+    Resume,
+    Sleep,
+    SleepTag,
+    WakeUp,
+)
+from orca_jax.values.errors import RequestError
+
+SLEEP_TAGS: tuple[SleepTag, ...] = get_args(SleepTag)
+
+
+class EngineChanges(EngineCalls):
+    """Calls that change an engine. All methods raise as `ask` does.
+
+    Attributes:
+        is_paused: new calls wait.
+        asleep: the tags of what is not in the memory of the devices.
+    """
+
+    def __init__(self, send: SendCall) -> None:
+        super().__init__(send)
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that another engine serves, which is awake."""
+        self.is_paused = False
+        self.asleep = frozenset[SleepTag]()
+
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache of the devices."""
+        await self.ask(ForgetPrefixes())
+
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Let new calls wait, and return when the pause has begun."""
+        self.is_paused = True
+        await self.ask(Pause(mode, clear_cache))
+
+    async def resume(self) -> None:
+        """End the pause."""
+        await self.ask(Resume())
+        self.is_paused = False
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, and free the devices; see `link/changes/sleep.py`."""
+        if level not in (1, 2):
+            raise RequestError(f"level must be 1 or 2, got {level!r}", "level")
+        if mode == "keep":
+            raise RequestError("mode must be abort or wait: kept requests need their pages", "mode")
+        if self.asleep:
+            raise RequestError("the engine sleeps already: wake it up first")
+        was_paused = self.is_paused
+        await self.pause(mode)
+        try:
+            await self.ask(Sleep(level))
+        except RequestError:
+            if not was_paused:
+                await self.resume()
+            raise
+        self.asleep = frozenset(SLEEP_TAGS)
+
+    async def wake_up(self, tags: Sequence[SleepTag] = SLEEP_TAGS) -> None:
+        """Put weights or pages back; the pause ends when all are there."""
+        for tag in tags:
+            if tag not in SLEEP_TAGS:
+                raise RequestError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags")
+        await self.ask(WakeUp(tuple(tags)))
+        self._note_awake(*tags)
+
+    def note_weights(self) -> None:
+        """Note that new weights are in place."""
+        self.asleep -= {"weights"}
+
+    def _note_awake(self, *tags: SleepTag) -> None:
+        was_asleep = bool(self.asleep)
+        self.asleep -= set(tags)
+        if was_asleep and not self.asleep:
+            self.is_paused = False
