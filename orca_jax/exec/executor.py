@@ -19,6 +19,7 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
+from orca_jax.exec.host import trim_heap
 from orca_jax.exec.host_memory import give_back
 from orca_jax.exec.pack import Packer
 from orca_jax.exec.probe import probe
@@ -231,6 +232,7 @@ class JaxExecutor:
         for stage in self.stages:
             stage.free_pages()
             stage.free_weights(keeps=keeps_weights)
+        trim_heap()
 
     def restore_weights(self) -> None:
         """Put the weights back that the host keeps. No other ones may be in their place."""

@@ -139,7 +139,12 @@ class HeldArray(NamedTuple):
 
     def restore(self) -> jax.Array:
         """The array on its devices."""
-        return jax.make_array_from_callback(self.shape, self.sharding, self.parts.__getitem__)
+
+        def part(place: tuple[slice, ...] | None) -> NDArray[Any]:
+            assert place is not None, "each part has a place"
+            return self.parts[place]
+
+        return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
 def hold(array: jax.Array) -> HeldArray:
