@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,27 @@ def candidates(heads: Heads) -> Iterator[BlockSizes]:
         for factor in (0.5, 1, 2):
             pages = [int(factor * n) for n in (first.compute_pages, first.whole_pages)]
             for query_block in (max(16, first.query_block // 2), first.query_block):
-                sizes = BlockSizes(first.increment_rows, query_block, fetch, *pages)
+                sizes = replace(
+                    first,
+                    query_block=query_block,
+                    fetch_pages=fetch,
+                    compute_pages=pages[0],
+                    whole_pages=pages[1],
+                )
                 if min(pages) >= 1 and max(pages) <= fetch <= 128 and sizes not in seen:
                     seen.add(sizes)
                     yield sizes
+    for fetch in (first.increment_pages // 2, first.increment_pages):
+        for part in (first.part_pages // 2, first.part_pages):
+            sizes = replace(
+                first,
+                increment_pages=fetch,
+                part_pages=part,
+                buffers=first.buffers * first.increment_pages // max(1, fetch),
+            )
+            if 1 <= part <= fetch and sizes not in seen:
+                seen.add(sizes)
+                yield sizes
 
 
 def tune(

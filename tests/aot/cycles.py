@@ -4,6 +4,10 @@ The program counts the bundles of each kernel's innermost loop, which multiplies
 one cycle without stalls. It compares them with the time to transfer the same pages and, for chunks, with the time of
 the matrix units at their published rate. Predicated code for the last part of a context is left out.
 
+Rows named `64 x 1,024` are whole calls of increments: their loops over rows, fetches, pages and parts, with predicated
+code, beside the latency of the transfers. A transfer is taken to last `LATENCY` when it moves nothing, and all buffers
+but one are in flight.
+
 The run updates docs/measured/cycles.md; `... v5e` updates the rows of one generation, and `... v5e 3` prints one case.
 Each case is a process of its own, since libtpu reads its flags once.
 """
@@ -43,6 +47,8 @@ CHIPS = {
     "v6e": Chip(1.75e9, 1640e9, 918e12),
     "tpu7x": Chip(2.2e9, 7380e9 / 2, 2307e12 / 2),  # a core is a device
 }
+LATENCY = 1e-6  # seconds, of a transfer from HBM; assumed
+ROWS, CONTEXT = 64, 1024
 HEADER = [
     "kernel",
     "heads",
@@ -52,6 +58,7 @@ HEADER = [
     "cycles of the loop",
     "of the transfer",
     "of the products",
+    "of the latency",
     "bound",
 ]
 NAMED = ((1, 1),)  # the requests of a case do not matter to the compiler
@@ -60,6 +67,7 @@ CASES = [
     Case("25 heads of 64", NAMED, 25, 25, 64, 128, page_dtype="bfloat16"),
     Case("32 over 8 heads of 64", NAMED, 32, 8, 64, 128, page_dtype="bfloat16"),
     Case("32 over 8 heads of 128", NAMED, 32, 8, 128, 128, page_dtype="bfloat16"),
+    Case("4 over 1 heads of 128", NAMED, 4, 1, 128, 128, page_dtype="bfloat16"),
     Case("12 heads of 64, int8 pages", NAMED, 12, 12, 64, 128, page_dtype="int8"),
     Case("32 over 8 heads of 128, int8 pages", NAMED, 32, 8, 128, 128, page_dtype="int8"),
     Case("latents of 16 heads", NAMED, 16, 1, 576, 128, page_dtype="bfloat16", has_values=False),
@@ -72,6 +80,19 @@ def bundles(schedule: str, instruction: str) -> int:
     """Count the bundles of the loop with an instruction, without predicated code: that has labels around it."""
     lines = [match for line in schedule.splitlines() if (match := _LINE.match(line))]
     return max((_length(body, instruction) for body in _loops(lines)), default=0)
+
+
+def call_bundles(schedule: str, fetches: int, pages: int, parts: int) -> int:
+    """Count the bundles of a row of increments, with those of its loops for each of their passes."""
+    lines = [match for line in schedule.splitlines() if (match := _LINE.match(line))]
+    multiplied = next(i for i, line in enumerate(lines) if "vmat" in line[3])
+    begin = max(i for i in range(multiplied) if lines[i][1] == "LB" and len(lines[i][2]) == 2)
+    end = next(i for i in range(multiplied, len(lines)) if len(lines[i][2]) < 2)
+    body = lines[begin:end]
+    total = sum(1 if len(line[2]) == 2 else fetches for line in body if len(line[2]) < 4)
+    for loop in _loops(body):
+        total += len(loop) * (parts if any("vmat" in line[3] for line in loop) else pages)
+    return total
 
 
 def _loops(lines: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
@@ -97,7 +118,7 @@ def _length(body: list[re.Match[str]], instruction: str) -> int:
 
 def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
     """Measure the cycles of each kernel for one part of a context, or for one page to write."""
-    from tests.aot.tpu import compile_attention, compile_latents, compile_write
+    from tests.aot.tpu import compile_layer
 
     groups = case.num_heads // case.num_kv_heads
     itemsize = jnp.dtype(case.page_dtype).itemsize
@@ -107,16 +128,23 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
     size = case.page_size
     with TemporaryDirectory() as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        steps = (compile_attention, compile_write) if case.has_values else (compile_latents,)
-        for compile_one in steps:
-            compile_one(generation, case, case.page_dtype, rows=64, tokens=256, pages_per_row=64)
+        sizes = {"rows": ROWS, "tokens": 256, "pages_per_row": 64}
+        compile_layer(generation, case, case.page_dtype, **sizes)
         for kernel, queries, pages in (
-            ("increments", 1, blocks.compute_pages),
+            ("increments", 1, blocks.part_pages),
             ("chunks", blocks.query_block, blocks.whole_pages),
         ):
             flops = 4 * queries * pages * size * case.num_heads * case.head_dim
             cycles = bundles(_schedule(folder, kernel), "vmat")
             yield _found(kernel, case, generation, pages * size * slot, flops, cycles)
+        fetches, parts = (
+            CONTEXT // (size * each) for each in (blocks.increment_pages, blocks.part_pages)
+        )
+        schedule = _schedule(folder, "increments")
+        cycles = ROWS * call_bundles(schedule, fetches, CONTEXT // size, parts)
+        flops = 4 * ROWS * CONTEXT * case.num_heads * case.head_dim
+        found = _found("64 x 1,024", case, generation, ROWS * CONTEXT * slot, flops, cycles)
+        yield found | {"waits": ROWS * fetches / (blocks.buffers - 1)}
         if not case.has_values:
             return
         if itemsize == 1:
@@ -150,6 +178,7 @@ def row(found: dict[str, Any]) -> list[str]:
         "schedule": found["cycles"],
         "memory": found["bytes"] / chip.bandwidth * chip.clock,
         "products": found["flops"] / chip.flops * chip.clock,
+        "latency": found.get("waits", 0) * LATENCY * chip.clock,
     }
     bound = max(cycles, key=lambda name: cycles[name])
     least = max(cycles["memory"], cycles["products"])

@@ -28,7 +28,7 @@ from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import (
     TOPOLOGIES,
     compile_attention,
-    compile_latents,
+    compile_layer,
     compile_sampler,
     compile_states,
     compile_step,
@@ -147,7 +147,7 @@ def test_kernels(generation: str, dtype: str, case: Case, rows: list[list[str]])
 
 @pytest.mark.parametrize(("generation", "dtype", "case"), slow_but(QUICK, LATENTS), ids=name_of)
 def test_latents(generation: str, dtype: str, case: Case, rows: list[list[str]]) -> None:
-    found = compile_latents(generation, case, dtype, rows=64, tokens=64, pages_per_row=64)
+    found = compile_layer(generation, case, dtype, rows=64, tokens=64, pages_per_row=64)
     assert found.alias >= 255 * MIB, "the cache is not updated in place"
     assert not found.copies
     assert found.temp < 64 * MIB, "the cache of 256 MiB was copied"

@@ -29,8 +29,7 @@ from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.ragged_attention.cases import Case
-from orca_jax.kernels.ragged_attention.tpu import latents
-from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
+from orca_jax.kernels.ragged_attention.tpu import attention, latents
 from orca_jax.model.block import Block
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.sharding import on_shards
@@ -150,29 +149,31 @@ def compile_attention(
     )
     requests = _requests(mesh, rows, pages_per_row)
     # sinks are made on the device
-    attend = jax.jit(lambda *arrays: ragged_attention_tpu(*arrays, case.scores))
+    attend = jax.jit(lambda *arrays: attention.attend(*arrays, case.scores))
     with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
         return read(attend.lower(q, pages, requests).compile(), pages)
 
 
-def compile_latents(
+def compile_layer(
     generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int
 ) -> Compiled:
-    """Compile the work of a layer with latents, on a cache of 256 MiB: new tokens are written too."""
+    """Compile the work of a layer on a cache of 256 MiB: new tokens are written too."""
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
     q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16")
-    k = _array(mesh, (tokens, 1, case.head_dim), "bfloat16")
+    k = _array(mesh, (tokens, case.num_kv_heads, case.head_dim), "bfloat16")
+    v = k if case.has_values else None
+    kernels: Any = attention if case.has_values else latents
 
-    def layer(q: jax.Array, k: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
-        prepared = latents.prepare(q, pages, requests)
+    def layer(q: Any, k: Any, v: Any, pages: KVPages, requests: RowArrays) -> Any:
+        prepared = kernels.prepare(q, pages, requests)
         first = jnp.int32(0)
-        return latents.write_and_attend(q, k, None, pages, prepared, first, case.scores)
+        return kernels.write_and_attend(q, k, v, pages, prepared, first, case.scores)
 
     with jax.set_mesh(mesh):
-        program = jax.jit(layer, donate_argnums=2)
+        program = jax.jit(layer, donate_argnums=3)
         return read(
-            program.lower(q, k, pages, _requests(mesh, rows, pages_per_row)).compile(), pages
+            program.lower(q, k, v, pages, _requests(mesh, rows, pages_per_row)).compile(), pages
         )
 
 

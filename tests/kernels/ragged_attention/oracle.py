@@ -11,6 +11,19 @@ import numpy as np
 from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
+from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
+
+TINY = BlockSizes(
+    increment_rows=2,
+    query_block=16,
+    fetch_pages=2,
+    compute_pages=1,
+    whole_pages=2,
+    increment_pages=2,
+    part_pages=1,
+    buffers=3,
+)
+"""Sizes of the TPU kernels' blocks: many steps from few tokens."""
 
 INCREMENTS = [
     Case("one page, partly filled", ((1, 1), (1, 15)), page_size=16),

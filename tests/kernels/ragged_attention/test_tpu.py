@@ -10,6 +10,7 @@ import pytest
 
 from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
+from orca_jax.kernels.ragged_attention.tpu import plan
 from orca_jax.kernels.ragged_attention.tpu.attention import attend as ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import (
     BlockSizes,
@@ -18,18 +19,15 @@ from orca_jax.kernels.ragged_attention.tpu.blocks import (
     rule,
     write_table,
 )
+from orca_jax.kernels.ragged_attention.tpu.fetches import RowScalars
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
-from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
 from tests.covering import chosen
-from tests.kernels.ragged_attention.oracle import aspects, meanings, reference
+from tests.kernels.ragged_attention.oracle import TINY, aspects, meanings, reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
 # interpreted kernels are not the programs that users run
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-TINY = BlockSizes(
-    increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
-)  # many steps from few tokens
 
 
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
@@ -52,6 +50,11 @@ def check_strictly(case: Case, blocks: BlockSizes | None) -> None:
 
 
 def test_mixed_phases_without_races() -> None:
+    check_strictly(BY_NAME["increments and chunks with padding"], TINY)
+
+
+def test_page_tables_too_large_for_scalar_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "TABLE_BYTES", 0)
     check_strictly(BY_NAME["increments and chunks with padding"], TINY)
 
 
@@ -161,8 +164,11 @@ def test_the_rule_keeps_its_bounds(kv_heads: int, groups: int, page_size: int) -
     assert blocks.whole_pages % blocks.compute_pages == 0
     assert 128 % blocks.fetch_pages == 0
     assert blocks.query_block % 16 == 0
-    one_buffer = blocks.fetch_pages * page_size * kv_heads * 2 * 128 * 2
-    assert one_buffer <= 4 << 20 or blocks.fetch_pages == 1
+    page = page_size * kv_heads * 2 * 128 * 2
+    assert blocks.fetch_pages * page <= 4 << 20 or blocks.fetch_pages == 1
+    assert 128 % blocks.increment_pages == blocks.increment_pages % blocks.part_pages == 0
+    ring = blocks.buffers * blocks.increment_pages * page
+    assert ring <= 8 << 20 or (blocks.buffers, blocks.increment_pages) == (2, 1)
 
 
 def test_the_table_survives_a_round_trip() -> None:

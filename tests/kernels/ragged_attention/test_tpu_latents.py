@@ -17,13 +17,12 @@ from orca_jax.kernels.ragged_attention.tpu import latents
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, rule
 from orca_jax.kernels.ragged_attention.tpu.latents import attend, write_and_attend
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
-from tests.kernels.ragged_attention.oracle import reference
+from tests.kernels.ragged_attention.oracle import TINY, reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in LATENT_CASES}
 # interpreted kernels are not the programs that users run
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-TINY = BlockSizes(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 QUICK = ("latents: both phases", "latents in int8")
 ALL = [
     case if case.name in QUICK else pytest.param(case, marks=pytest.mark.slow)

@@ -16,12 +16,11 @@ from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.plan import blocks_for, plan_attention
 from tests.covering import chosen
-from tests.kernels.ragged_attention.oracle import meanings
+from tests.kernels.ragged_attention.oracle import TINY, meanings
 from tests.kernels.strictly import strictly
 
 # interpreted kernels are not the programs that users run
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-TINY = BlockSizes(increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2)
 BY_NAME = {case.name: case for case in CASES}
 # Tokens that open a page, close one, and stand anywhere; contexts of one step and of several; more rows than a block.
 HARD = Case(

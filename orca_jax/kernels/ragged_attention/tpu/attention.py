@@ -17,7 +17,6 @@ of 8 bits become bfloat16 first.
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -50,47 +49,6 @@ from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 _LOG2E = math.log2(math.e)
 
 
-def attend(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    requests: RowArrays,
-    scores: Scores,
-    *,
-    blocks: BlockSizes | None = None,
-    interpret: Any = False,
-) -> Float[Array, "T H D"]:
-    """Compute ragged attention on a TPU; the other arguments and the result are those of `ragged_attention`.
-
-    Args:
-        blocks: block sizes; None takes those of the table or the rule.
-        interpret: the argument of `pallas_call`, to run without a TPU.
-
-    Raises:
-        NotImplementedError: the pages are not token major, or do not consist of whole tiles.
-    """
-    reason = refusal(q, pages)
-    if reason is not None or not isinstance(pages, TokenMajorPages):
-        raise NotImplementedError(reason)
-    blocks = blocks or blocks_for(q, pages)
-    prepared = plan_attention(q, pages, requests, blocks)
-    return attend_prepared(q, pages, prepared, scores, blocks=blocks, interpret=interpret)
-
-
-def attend_prepared(
-    q: Float[Array, "T H D"],
-    pages: TokenMajorPages,
-    prepared: Prepared,
-    scores: Scores,
-    *,
-    blocks: BlockSizes | None = None,
-    interpret: Any = False,
-) -> Float[Array, "T H D"]:
-    """Attend without writing, by a plan with the first page of the layer; the arguments are as for the next one."""
-    call = AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
-    out, pages = call.increments(pages, None)
-    return call.merged(out, call.chunks(pages))
-
-
 def write_and_attend_tpu(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
@@ -119,11 +77,11 @@ def write_and_attend_tpu(
         pages = write_quantised(pages, new, *pieces, head_dim=q.shape[2], interpret=interpret)
         out, pages = call.increments(pages, None)
     else:
-        new = slots(k, v, pages.dtype)
+        new = jnp.concatenate([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
         out, pages = call.increments(pages, new)
         if q.shape[0] > 1:
             pages = write_chunks(pages, new, *pieces, interpret=interpret)
-    return call.merged(out, call.chunks(pages)), pages
+    return call.with_chunks(out, pages), pages
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
@@ -137,6 +95,64 @@ class AttentionCall:
 
     of_increments = Increments
     of_chunks = Chunks
+    refusal = staticmethod(refusal)
+
+    @classmethod
+    def attend(
+        cls,
+        q: Float[Array, "T H D"],
+        pages: KVPages,
+        requests: RowArrays,
+        scores: Scores,
+        *,
+        blocks: BlockSizes | None = None,
+        interpret: Any = False,
+    ) -> Float[Array, "T H D"]:
+        """Compute ragged attention on a TPU; the other arguments and the result are those of `ragged_attention`.
+
+        Args:
+            blocks: block sizes; None takes those of the table or the rule.
+            interpret: the argument of `pallas_call`, to run without a TPU.
+
+        Raises:
+            NotImplementedError: `refusal` does not accept the pages.
+        """
+        prepared = cls.prepare(q, pages, requests, blocks=blocks)
+        return cls.attend_prepared(q, pages, prepared, scores, blocks=blocks, interpret=interpret)
+
+    @classmethod
+    def attend_prepared(
+        cls,
+        q: Float[Array, "T H D"],
+        pages: KVPages,
+        prepared: Prepared,
+        scores: Scores,
+        *,
+        blocks: BlockSizes | None = None,
+        interpret: Any = False,
+    ) -> Float[Array, "T H D"]:
+        """Attend without writing, by a plan with the first page of the layer; other arguments are as for `attend`."""
+        call = cls(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
+        out, _ = call.increments(pages, None)
+        return call.with_chunks(out, pages)
+
+    @classmethod
+    def prepare(
+        cls,
+        q: Float[Array, "T H D"] | jax.ShapeDtypeStruct,
+        pages: KVPages,
+        requests: RowArrays,
+        *,
+        blocks: BlockSizes | None = None,
+    ) -> Prepared:
+        """Prepare the requests of an iteration for all layers with this page table.
+
+        Raises:
+            NotImplementedError: `refusal` does not accept the pages.
+        """
+        if (reason := cls.refusal(q, pages)) is not None:
+            raise NotImplementedError(reason)
+        return plan_attention(q, pages, requests, blocks or blocks_for(q, pages))
 
     def __init__(
         self,
@@ -158,7 +174,7 @@ class AttentionCall:
             head_dim=q.shape[2],
             page_size=pages.page_size,
             page_dtype=pages.dtype,
-            query_block=self.blocks.increment_rows,
+            query_block=chunk_block(self.blocks, self.num_tokens),
             fetch_pages=self.blocks.fetch_pages,
             compute_pages=self.blocks.compute_pages,
             whole_pages=self.blocks.whole_pages,
@@ -186,7 +202,15 @@ class AttentionCall:
         self, pages: P, new: Float[Array, "T W"] | None
     ) -> tuple[Float[Array, "T H D"], P]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
-        shape = replace(self.shape, is_writing=new is not None)
+        shape = replace(
+            self.shape,
+            query_block=self.blocks.increment_rows,
+            fetch_pages=self.blocks.increment_pages,
+            compute_pages=self.blocks.part_pages,
+            buffers=self.blocks.buffers,
+            is_single=True,
+            is_writing=new is not None,
+        )
 
         def attend(pages: P) -> tuple[Float[Array, "T H D"], P]:
             options = {**self.options, "new": new, "sinks": self.sinks, "work": self.of_increments}
@@ -196,51 +220,39 @@ class AttentionCall:
         nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
         return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
-    def chunks(self, pages: KVPages) -> Float[Array, "T H D"] | None:
-        """Outputs of the other rows; None if the batch has no room for any."""
-        if self.num_tokens == 1:
-            return None
-        shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
-        attend = partial(
-            attend_chunks,
-            shape,
-            self.q,
-            pages,
-            self.prepared,
-            self.sinks,
-            self.of_chunks,
-            **self.options,
-        )
-        return lax.cond(
-            self.prepared.has_chunks,
-            attend,
-            lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]),
-        )
-
-    def merged(
-        self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None
+    def with_chunks(
+        self, increments: Float[Array, "T H D"], pages: KVPages
     ) -> Float[Array, "T H D"]:
-        """Outputs of all tokens, with zeros for padding."""
+        """Outputs of all tokens, with zeros for padding.
+
+        Args:
+            increments: outputs of the rows with one query.
+            pages: the KV cache with all new tokens.
+        """
         token = jnp.arange(self.num_tokens)[:, None, None]
+
+        def add_chunks(out: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+            others = attend_chunks(
+                self.shape,
+                self.q,
+                pages,
+                self.prepared,
+                self.sinks,
+                self.of_chunks,
+                **self.options,
+            )
+            return jnp.where(token < self.prepared.num_increments, out, others)
+
         out = increments
-        if chunks is not None:
-            out = jnp.where(token < self.prepared.num_increments, increments, chunks)
+        if self.num_tokens > 1:
+            out = lax.cond(self.prepared.has_chunks, add_chunks, lambda out: out, increments)
         # Blocks without a request are not visited: their outputs are undefined memory.
         return jnp.where(token < self.prepared.num_used, out, jnp.zeros_like(out))
 
 
-"""The name in the contract of backends, like `prepare` and `write_and_attend`."""
-
-
-def prepare(q: jax.ShapeDtypeStruct, pages: KVPages, requests: RowArrays) -> Prepared:
-    """Prepare the requests of an iteration for all layers with this page table.
-
-    Raises:
-        NotImplementedError: `refusal` does not accept the pages.
-    """
-    if (reason := refusal(q, pages)) is not None or not isinstance(pages, TokenMajorPages):
-        raise NotImplementedError(reason)
-    return plan_attention(q, pages, requests, blocks_for(q, pages))
+attend = AttentionCall.attend
+attend_prepared = AttentionCall.attend_prepared
+prepare = AttentionCall.prepare
 
 
 def write_and_attend(

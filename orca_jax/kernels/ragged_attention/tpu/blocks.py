@@ -16,6 +16,14 @@ MOST_FETCH_PAGES = 128  # the length of a page list
 _FETCH_BYTES = 4 << 20
 _FETCH_TOKENS = 2048
 _COMPUTE_TOKENS = 256
+# Of increments, whose rows may be short: several fetches in flight hide the latency of a transfer.
+_INCREMENT_BYTES = 2 << 20
+_INCREMENT_TOKENS = 1024
+_RING_BYTES = 8 << 20
+_MOST_BUFFERS = 8
+_PART_TOKENS = (
+    1024  # times heads: the work on fewer would be shorter than the latency of its operations
+)
 # more tokens need fewer maxima across lanes; scores of 512 x 1024 float32 take 2 MiB
 _WHOLE_TOKENS = 1024
 _QUERY_ROWS = 512  # of one KV head; enough to hide the latency of a matrix unit
@@ -49,6 +57,9 @@ class BlockSizes:
     fetch_pages: int  # pages in a fetch; a power of two up to 128
     compute_pages: int  # pages in a part; divides `whole_pages`
     whole_pages: int  # pages in a part of a chunk without masks; divides `fetch_pages`
+    increment_pages: int  # pages in a fetch of increments; a power of two up to 128
+    part_pages: int  # pages in a part of increments; divides `increment_pages`
+    buffers: int  # fetches of increments in VMEM
 
 
 def choose_blocks(heads: Heads) -> BlockSizes:
@@ -59,19 +70,29 @@ def choose_blocks(heads: Heads) -> BlockSizes:
 def rule(heads: Heads) -> BlockSizes:
     """Sizes for heads without a measurement: buffers just large enough to hide the latency of a transfer."""
     width = heads.num_kv_heads * (1 + heads.has_values) * heads.head_dim
-    slot = width * heads.itemsize
-    fetch = 1
-    while 2 * fetch <= MOST_FETCH_PAGES and _fits(2 * fetch * heads.page_size, slot):
-        fetch *= 2
+    page = heads.page_size * width * heads.itemsize
+    fetch = _pages_that_fit(heads.page_size, _FETCH_TOKENS, page, _FETCH_BYTES)
+    increment = _pages_that_fit(heads.page_size, _INCREMENT_TOKENS, page, _INCREMENT_BYTES)
+    buffers = max(2, min(_MOST_BUFFERS, _RING_BYTES // (increment * page)))
     compute = _COMPUTE_TOKENS
+    part = max(compute, 1 << (_PART_TOKENS // heads.num_kv_heads).bit_length() - 1)
     most = min(128, _QUERY_ROWS // heads.groups, _SUM_ELEMENTS // (width * heads.groups))
     least = 16
     if not heads.has_values:
-        compute = _LATENT_TOKENS
+        compute = part = _LATENT_TOKENS
         most = max(_LEAST_LATENT_QUERIES, _LATENT_ROWS // heads.groups)
         least = 16 // math.gcd(16, heads.groups)
     compute, whole = (min(fetch, max(1, n // heads.page_size)) for n in (compute, _WHOLE_TOKENS))
-    return BlockSizes(8, max(least, most // least * least), fetch, compute, whole)
+    return BlockSizes(
+        increment_rows=8,
+        query_block=max(least, most // least * least),
+        fetch_pages=fetch,
+        compute_pages=compute,
+        whole_pages=whole,
+        increment_pages=increment,
+        part_pages=min(increment, max(1, part // heads.page_size)),
+        buffers=buffers,
+    )
 
 
 def read_table(text: str) -> dict[Heads, BlockSizes]:
@@ -97,5 +118,7 @@ def _table() -> dict[Heads, BlockSizes]:
     return read_table(TABLE.read_text(encoding="utf-8"))
 
 
-def _fits(tokens: int, slot: int) -> bool:
-    return tokens <= _FETCH_TOKENS and tokens * slot <= _FETCH_BYTES
+def _pages_that_fit(page_size: int, most_tokens: int, page_bytes: int, most_bytes: int) -> int:
+    """The largest power of two of pages within these limits; at least one."""
+    most = min(MOST_FETCH_PAGES, most_tokens // page_size, most_bytes // page_bytes)
+    return 1 << max(1, most).bit_length() - 1

@@ -27,10 +27,11 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.ragged_attention.tpu.fetches import Step
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, SUBLANES, TpuShape
-from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, part_of, walk
 
 
 def attend_chunks(
@@ -89,6 +90,7 @@ class Chunks(Kernel):
         shape = self.refs.pages.shape
         small = shape.compute_tokens
         large = shape.whole_pages * shape.page_size
+        pages.clear_passed(step, buffer)
         first_whole, end_whole = (
             jnp.clip(x, 0, shape.fetch_tokens) for x in self._seen_by_all(step)
         )
@@ -112,7 +114,6 @@ class Chunks(Kernel):
         def masked(number: jax.Array, _: None) -> None:
             index = jnp.where(number < before, first + number, after + number - before)
             part = part_of(pages, step, buffer, index, shape.compute_pages)
-            part.clear_passed()
             self.add_part(part, self._visible(step, part))
 
         lax.fori_loop(0, before + jnp.maximum(end - after, 0), masked, None)

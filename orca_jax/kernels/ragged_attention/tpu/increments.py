@@ -9,7 +9,7 @@ bundles. The queries of a head are zero in the lanes of the other heads and, if 
 of V. This costs nothing: the matrix unit loads the same tiles of keys, and the other rows would be padding.
 
     for eight rows                 a block; the grid, as long as there are increments
-        for row in them            its sums begin and end here
+        for row in them            its sums begin here; those of a block end together
             for part of its pages  scores of [M, tokens] for each bundle
 
 The new token of a row belongs in the row's last page. That page is fetched anyway, so the kernel puts the token into
@@ -30,10 +30,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.ragged_attention.tpu.fetches import Ref, Step
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
-from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, Step, part_of, walk
+from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
+from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, part_of, walk
 
 _NONE = -1  # no page
 
@@ -95,6 +97,7 @@ def _kernel(work: "type[Increments]", refs: Refs) -> None:
         refs,
         work(refs, (pl.program_id(0) + refs.rows.first_block) * refs.pages.shape.query_block),
     )
+    refs.out[...] = refs.softmax.result().astype(refs.out.dtype)
 
 
 @dataclass(frozen=True)
@@ -113,40 +116,40 @@ class Increments(Kernel):
 
     def begin(self) -> None:
         if (writing := self.refs.writing) is not None:
-            writing[0] = writing[1] = _NONE
+            for buffer in range(self.refs.pages.shape.buffers):
+                writing[buffer] = _NONE
 
     def begin_row(self, row: jax.Array) -> None:
-        self.refs.softmax.clear()
+        self.sums(row).clear()
 
-    def end_row(self, row: jax.Array) -> None:
-        self.refs.out[row - self.begin_of_block] = self.refs.softmax.result().astype(
-            self.refs.out.dtype
-        )
+    def sums(self, row: jax.Array) -> TpuSoftmax:
+        """The sums of a row."""
+        return self.refs.softmax.of_row(row - self.begin_of_block)
 
     def visit(self, step: Step, buffer: jax.Array) -> None:
         pages = self.refs.pages
         lower, upper = self.refs.rows.tokens(step)
         size = pages.shape.compute_tokens
+        if (writing := self.refs.writing) is not None:
+            pl.when(writing[buffer] != _NONE)(lambda: self.insert(step, buffer))
+        pages.clear_passed(step, buffer)
 
         def one(index: jax.Array, _: None) -> None:
-            part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
-            if part.shape.is_writing:
-                pl.when(part.end <= part.first + part.size)(lambda: self.insert(step, buffer, part))
-            part.clear_passed()
-            self.add_part(step, part)
+            self.add_part(step, part_of(pages, step, buffer, index, pages.shape.compute_pages))
 
         lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
 
     def add_part(self, step: Step, part: Part) -> None:
         """Add a part to the sums of all bundles."""
         shape = part.shape
+        sums = self.sums(step[1])
         queries = self.refs.q.at[step[1] - self.begin_of_block]
         visible = self.visible(part, queries.shape[1])
         for index, bundle in enumerate(shape.bundles):
             k_lanes, v_lanes = shape.kv_lanes(*bundle)
             k = part.stored(k_lanes)
             v = k if v_lanes == k_lanes else part.stored(v_lanes)
-            self.refs.softmax.add_tokens(
+            sums.add_tokens(
                 index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle)
             )
 
@@ -193,16 +196,18 @@ class Increments(Kernel):
         tokens = self.refs.pages.kv_buf.at[buffer, anywhere]
         return self.write(tokens, (jnp.int32(0), anywhere), buffer)
 
-    def insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
-        """Put the new token, the last of the part, into the fetched page, and start to write the tile around it."""
-        shape = part.shape
+    def insert(self, step: Step, buffer: jax.Array) -> None:
+        """Put the new token, the last of the step, into the fetched page, and start to write the tile around it."""
+        shape = self.refs.pages.shape
+        begin, end = self.refs.rows.visible(step[0], step[1])
         new = self.refs.new
         writing = self.refs.writing
         assert new is not None
         assert writing is not None
-        token = part.end - 1 - part.first
+        fetched = step[2] * shape.fetch_tokens
+        token = end - 1 - fetched
         first = pl.multiple_of(token // shape.tile_tokens * shape.tile_tokens, shape.tile_tokens)
-        tokens = part.tokens.at[pl.ds(first, shape.tile_tokens)]
+        tokens = self.refs.pages.kv_buf.at[buffer, pl.ds(first, shape.tile_tokens)]
         old = tokens[...].astype(jnp.float32)
         is_new = lax.broadcasted_iota(jnp.int32, old.shape, 0) == token - first
         values = new[pl.ds(step[1] - self.begin_of_block, 1)]
@@ -215,7 +220,7 @@ class Increments(Kernel):
         self.write(tokens, (writing[buffer], there), buffer).start()
         if shape.has_window:
             # The tokens before the window are cleared next, but not in the pages.
-            pl.when(part.begin - part.first > first)(lambda: self.release(buffer))
+            pl.when(begin - fetched > first)(lambda: self.release(buffer))
 
     def write(self, tokens: Ref, place: tuple[Any, ...], buffer: jax.Array) -> Any:
         """The transfer of a tile of tokens to its place in the pages."""

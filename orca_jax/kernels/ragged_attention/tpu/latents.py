@@ -23,17 +23,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages
 from orca_jax.kernels.kv_write.tpu_latents import write_latents
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.tpu.attention import AttentionCall
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import Chunks
+from orca_jax.kernels.ragged_attention.tpu.fetches import Step
 from orca_jax.kernels.ragged_attention.tpu.increments import Increments, padded
-from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, plan_attention
+from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
-from orca_jax.kernels.ragged_attention.tpu.walk import Part, Step
+from orca_jax.kernels.ragged_attention.tpu.walk import Part
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
@@ -43,46 +44,6 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     if pages.page_size % LANES:
         return f"attention 'tpu_latents' needs a page_size that is a multiple of {LANES}, not {pages.page_size}"
     return None
-
-
-def attend(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    requests: RowArrays,
-    scores: Scores,
-    *,
-    blocks: BlockSizes | None = None,
-    interpret: Any = False,
-) -> Float[Array, "T H D"]:
-    """`attend` of `attention.py` over pages without values."""
-    taken = _taken(q, pages)
-    prepared = plan_attention(q, taken, requests, blocks or blocks_for(q, taken))
-    return attend_prepared(q, taken, prepared, scores, blocks=blocks, interpret=interpret)
-
-
-def attend_prepared(
-    q: Float[Array, "T H D"],
-    pages: HeadMajorPages,
-    prepared: Prepared,
-    scores: Scores,
-    *,
-    blocks: BlockSizes | None = None,
-    interpret: Any = False,
-) -> Float[Array, "T H D"]:
-    """Attend without writing, by a plan with the first page of the layer."""
-    call = _LatentCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
-    out, _ = call.increments(pages, None)
-    return call.merged(out, call.chunks(pages))
-
-
-def prepare(q: jax.ShapeDtypeStruct, pages: KVPages, requests: RowArrays) -> Prepared:
-    """Prepare the requests of an iteration for all layers with this page table.
-
-    Raises:
-        NotImplementedError: `refusal` does not accept the pages.
-    """
-    taken = _taken(q, pages)
-    return plan_attention(q, taken, requests, blocks_for(q, taken))
 
 
 def write_and_attend(
@@ -107,14 +68,7 @@ def write_and_attend(
         out, pages = call.increments(pages, k[:, 0].astype(pages.dtype))
         if q.shape[0] > 1:
             pages = write_latents(pages, k, own.num_pieces, own.pieces, interpret=interpret)
-    return call.merged(out, call.chunks(pages)), pages
-
-
-def _taken(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> HeadMajorPages:
-    """The pages. Raises NotImplementedError if they are refused."""
-    if (reason := refusal(q, pages)) is not None or not isinstance(pages, HeadMajorPages):
-        raise NotImplementedError(reason)
-    return pages
+    return call.with_chunks(out, pages), pages
 
 
 def _add(softmax: TpuSoftmax, q: jax.Array, part: Part, visible: jax.Array | None) -> None:
@@ -176,20 +130,22 @@ class _LatentIncrements(Increments):
     def add_part(self, step: Step, part: Part) -> None:
         """Add a part to the sums of a row."""
         q = self.refs.q[step[1] - self.begin_of_block, 0]
-        _add(self.refs.softmax, q, part, self.visible(part, q.shape[0]))
+        _add(self.sums(step[1]), q, part, self.visible(part, q.shape[0]))
 
-    def insert(self, step: Step, buffer: jax.Array, part: Part) -> None:
-        """Put the new token, the last of the part, into its page, and start to write the columns around it."""
-        shape = part.shape
+    def insert(self, step: Step, buffer: jax.Array) -> None:
+        """Put the new token, the last of the step, into its page, and start to write the columns around it."""
+        shape = self.refs.pages.shape
+        begin, end = self.refs.rows.visible(step[0], step[1])
         new = self.refs.new
         writing = self.refs.writing
         assert new is not None
         assert writing is not None
-        token = part.end - 1 - part.first
+        fetched = step[2] * shape.fetch_tokens
+        token = end - 1 - fetched
         slot = lax.rem(token, shape.page_size)
         lane = lax.rem(slot, LANES)
         columns = pl.ds(pl.multiple_of(slot - lane, LANES), LANES)
-        tokens = part.tokens.at[token // shape.page_size, :, columns]
+        tokens = self.refs.pages.kv_buf.at[buffer, token // shape.page_size, :, columns]
         old = tokens[...].astype(jnp.float32)
         shift = lax.rem(lane - step[1] % LANES + LANES, LANES)
         is_new = lax.broadcasted_iota(jnp.int32, old.shape, 1) == lane
@@ -197,7 +153,7 @@ class _LatentIncrements(Increments):
         self.write(tokens, (writing[buffer], 0, slice(None), columns), buffer).start()
         if shape.has_window:
             # The tokens before the window are cleared next, but not in the pages.
-            pl.when(part.begin - part.first > 0)(lambda: self.release(buffer))
+            pl.when(begin - fetched > 0)(lambda: self.release(buffer))
 
     def tile_copy(self, buffer: jax.Array) -> Any:
         """A transfer of the size of the written columns, to wait for."""
@@ -219,3 +175,9 @@ class _LatentCall(AttentionCall):
 
     of_increments = _LatentIncrements
     of_chunks = _LatentChunks
+    refusal = staticmethod(refusal)
+
+
+attend = _LatentCall.attend
+attend_prepared = _LatentCall.attend_prepared
+prepare = _LatentCall.prepare

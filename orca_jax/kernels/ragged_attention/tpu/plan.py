@@ -16,11 +16,15 @@ from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, choose_blocks
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES
 
+TABLE_BYTES = 512 << 10
+"""Bytes of the largest page table in scalar memory; this has 1 MiB."""
+
 
 class BlockRange(NamedTuple):
     """A range of query blocks, and the rows with queries in each block."""
 
     ends: Int[Array, "2"]  # first and last (exclusive) block
+    num_blocks: Int[Array, ""]
     first_row: Int[Array, " B"]  # of each block
     end_row: Int[Array, " B"]  # exclusive
 
@@ -28,7 +32,7 @@ class BlockRange(NamedTuple):
 class Prepared(NamedTuple):
     """The requests of one iteration, as the TPU kernels of one layer take them."""
 
-    lists: Int[Array, "L 1 128"]  # the page table, cut into lists of 128 pages
+    lists: Int[Array, " RP"] | Int[Array, "L 1 128"]  # the page table, or lists of 128 pages
     start: Int[Array, " R"]
     length: Int[Array, " R"]
     context: Int[Array, " R"]
@@ -48,7 +52,7 @@ class Prepared(NamedTuple):
     @property
     def has_chunks(self) -> Bool[Array, ""]:
         """True if a row has several queries."""
-        return self.chunks.ends[0] < self.chunks.ends[1]
+        return self.chunks.num_blocks > 0
 
     def of_layer(self, first_page: Int[Array, ""]) -> "Prepared":
         """The same requests in another layer, with its pages from `first_page` on."""
@@ -109,9 +113,13 @@ def chunk_block(blocks: BlockSizes, num_tokens: int) -> int:
     return min(blocks.query_block, pl.cdiv(num_tokens, 16) * 16)
 
 
-def _page_lists(page_table: Int[Array, "R P"]) -> Int[Array, "L 1 128"]:
-    """The page table with each row cut into lists of 128 pages."""
+def _page_lists(
+    page_table: Int[Array, "R P"],
+) -> Int[Array, " RP"] | Int[Array, "L 1 128"]:
+    """The page table, if it fits scalar memory; else with each row cut into lists of 128 pages."""
     rows, width = page_table.shape
+    if 4 * rows * width <= TABLE_BYTES:
+        return page_table.reshape(-1)
     padded = jnp.pad(page_table, ((0, 0), (0, -width % LANES)))
     return padded.reshape(rows * (padded.shape[1] // LANES), 1, LANES)
 
@@ -119,8 +127,10 @@ def _page_lists(page_table: Int[Array, "R P"]) -> Int[Array, "L 1 128"]:
 def _increment_blocks(size: int, most: int, count: jax.Array) -> BlockRange:
     """Blocks `0 : end`, with the first and last (exclusive) row of each: row r has token r."""
     first = size * jnp.arange(pl.cdiv(most, size), dtype=jnp.int32)
+    end = pl.cdiv(count, size)
     return BlockRange(
-        jnp.stack([jnp.zeros_like(count), pl.cdiv(count, size)]),
+        jnp.stack([jnp.zeros_like(count), end]),
+        end,
         first,
         jnp.minimum(first + size, count),
     )
@@ -138,4 +148,4 @@ def _chunk_blocks(
     total = jnp.sum(length, dtype=jnp.int32)
     lower = increments // size
     upper = jnp.where(total > increments, pl.cdiv(total, size), lower)
-    return BlockRange(jnp.stack([lower, upper]), first, last)
+    return BlockRange(jnp.stack([lower, upper]), upper - lower, first, last)

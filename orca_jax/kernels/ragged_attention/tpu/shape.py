@@ -35,6 +35,8 @@ class TpuShape:
     is_quantised: bool
     has_sinks: bool = False
     is_writing: bool = False  # the kernel also writes new tokens to their pages
+    is_single: bool = False  # each row has one query
+    buffers: int = 2  # fetches in VMEM
     has_values: bool = True  # False: pages [D, S] of latents, whose keys are the values too
 
     @property

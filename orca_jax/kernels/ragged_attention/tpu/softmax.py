@@ -32,6 +32,12 @@ class TpuSoftmax:
     # their scores in all lanes, for the first queries; those of the next ones repeat them
     sinks: Any = None
 
+    def of_row(self, row: jax.Array) -> "TpuSoftmax":
+        """The sums of one row, of those of several."""
+        return TpuSoftmax(
+            self.shape, self.top.at[row], self.total.at[row], self.values.at[row], self.sinks
+        )
+
     def clear(self) -> None:
         """Reset all sums to those of no token, or of the sinks."""
         self.values[...] = jnp.zeros_like(self.values)
@@ -119,7 +125,7 @@ class TpuSoftmax:
 
     def result(self) -> jax.Array:
         """The weighted means; zeros for queries without a visible token."""
-        total = self.total[...].sum(axis=2, keepdims=True)
+        total = self.total[...].sum(axis=-1, keepdims=True)
         return self.values[...] / jnp.where(total > 0.0, total, 1.0)
 
 

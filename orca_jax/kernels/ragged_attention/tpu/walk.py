@@ -1,16 +1,16 @@
-"""The loop of both TPU attention kernels: over requests and their pages, fetched one step ahead.
+"""The loop of both TPU attention kernels: over requests and their pages, fetched some steps ahead.
 
     HBM   kv pages   [N, S, W]        W = K * 2 * D; each token has K then V of head 0, K then V of head 1, ...
           scales     [N, 1, 2K]       of pages of 8 bits
-          page lists [R * C, 1, 128]  the page table, cut into lists of 128 pages that can be fetched by themselves
-    SMEM  first query, length and context of each row; first and last row of each block; two page lists;
+    SMEM  first query, length and context of each row; first and last row of each block; the page table;
           the size of the window; the scales of the pages in VMEM
-    VMEM  two buffers, each for the pages of one fetch
+    VMEM  a ring of buffers, each for the pages of one fetch
 
     for block in query blocks                   the grid; its length is dynamic, so that padding costs nothing
         for row in rows with queries in block   increments: one for each token; chunks: usually one or two
             for fetch in fetches of the row     from the start of the window to what its last query sees
-                wait for these pages, whose transfers began in the step before
+                start the transfers of the step that has the free buffer next
+                wait for these pages, whose transfers began some steps before
                 for part in parts of the fetch: the kernel's own work
 
 Words, from the outer loop to the inner one:
@@ -20,183 +20,30 @@ Words, from the outer loop to the inner one:
     fetch   up to `fetch_pages` consecutive pages of a row, transferred together; numbered from the row's first page
     step    one pass of the loop: a block, a row and a fetch
     part    consecutive pages of a fetch, multiplied together
-    buffer  0 or 1: the memory for the pages, scales and page list of a step; steps alternate between the two
+    buffer  the memory for the pages and scales of a step; steps take the buffers of the ring in turn
 
-Each transfer moves one page, so pages may be scattered. Each step starts the transfers of the next step's pages, which
-may belong to the same row, the next row or the next block. It also starts the transfer of the page list for the step
-after that. So scalar memory does not depend on the context length: 1,024 rows take 20 KiB, with contexts of 128k tokens
-or of ten.
+Each transfer moves one page, so pages may be scattered. All buffers but that of the current step are being filled, for
+the same row, the next rows or the next block: the latency of a transfer is shared by as many. Buffers are zero at
+first, and tokens that no query sees become zeros after each fetch: a weight of zero times NaN would be NaN.
+
+A page table above `plan.TABLE_BYTES` does not fit into scalar memory. It is cut into lists of 128 pages, `[R * C, 1,
+128]` in HBM, and each step also fetches a list for a later one. 1,024 rows then take 20 KiB, with contexts of 128k
+tokens or of ten.
 
 When pages of 8 bits are read, they become bfloat16 and are multiplied by the scale of their page and head.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
+from orca_jax.kernels.ragged_attention.tpu.fetches import Pages, Ref, RowScalars, Step
+from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
-
-Ref = Any  # Pallas has no public type for references
-Step = tuple[jax.Array, jax.Array, jax.Array]
-"""Block, row and fetch."""
-
-
-class RowScalars:
-    """The scalars of a call, in scalar memory: blocks, rows and their lengths, and the order of steps."""
-
-    def __init__(
-        self,
-        shape: TpuShape,
-        ends: Any,
-        first_row: Any,
-        end_row: Any,
-        start: Any,
-        length: Any,
-        context: Any,
-        first_page: Any,
-        window: Any,
-    ) -> None:
-        self.shape = shape
-        self.first_page = first_page
-        self.window = window
-        self.first_block = ends[0]
-        self.end_block = ends[1]
-        self.first_row = first_row
-        self.end_row = end_row
-        self.start = start
-        self.length = length
-        self.context = context
-
-    def visible(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) position visible to the row's queries in a block."""
-        size = self.shape.query_block
-        first = jnp.maximum(block * size - self.start[row], 0)
-        end = jnp.minimum((block + 1) * size - self.start[row], self.length[row])
-        before = self.context[row] - self.length[row]
-        if not self.shape.has_window:
-            return jnp.zeros_like(before), before + end
-        return jnp.maximum(before + first + 1 - self.window[0], 0), before + end
-
-    def fetches(self, block: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) fetch of a row for a block."""
-        begin, end = self.visible(block, row)
-        return begin // self.shape.fetch_tokens, pl.cdiv(end, self.shape.fetch_tokens)
-
-    def tokens(self, step: Step) -> tuple[jax.Array, jax.Array]:
-        """First and last (exclusive) visible token of a step's fetch, for the row's queries."""
-        begin, end = self.visible(step[0], step[1])
-        first = step[2] * self.shape.fetch_tokens
-        return jnp.maximum(begin - first, 0), jnp.minimum(end - first, self.shape.fetch_tokens)
-
-    def num_pages(self, step: Step) -> jax.Array:
-        """Number of pages of a step's fetch up to the last one that a query of the row sees."""
-        block, row, fetch = step
-        _, end = self.visible(block, row)
-        return jnp.minimum(
-            pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages,
-            self.shape.fetch_pages,
-        )
-
-    def first_page_of(self, step: Step) -> jax.Array | int:
-        """Index of the first page of a step's fetch that a query of the row sees."""
-        if not self.shape.has_window:
-            return 0
-        return self.tokens(step)[0] // self.shape.page_size
-
-    def first_step(self, block: jax.Array) -> Step:
-        """First step of a block."""
-        row = self.first_row[block]
-        return block, row, self.fetches(block, row)[0]
-
-    def exists(self, step: Step) -> jax.Array:
-        """True if the step is not past the last one."""
-        return step[0] < self.end_block
-
-    def following(self, step: Step) -> Step:
-        """The step after `step`; after the last one, a step in `end_block`."""
-        block, row, fetch = step
-        is_inside = block < self.end_block
-        safe = jnp.minimum(block, self.end_block - 1)
-        same_row = is_inside & (fetch + 1 < self.fetches(safe, row)[1])
-        same_block = is_inside & (same_row | (row + 1 < self.end_row[safe]))
-        next_block = jnp.where(same_block, block, jnp.minimum(block + 1, self.end_block))
-        new_block = jnp.minimum(next_block, self.end_block - 1)
-        next_row = jnp.where(
-            same_row, row, jnp.where(same_block, row + 1, self.first_row[new_block])
-        )
-        next_fetch = jnp.where(same_row, fetch + 1, self.fetches(new_block, next_row)[0])
-        return next_block, next_row, next_fetch
-
-
-@dataclass(frozen=True)
-class Pages:
-    """The transfers of pages, their scales and page lists into the two buffers."""
-
-    shape: TpuShape
-    rows: RowScalars
-    lists: Ref
-    kv: Ref
-    scale: Ref | None
-    list_buf: Ref
-    kv_buf: Ref
-    scale_buf: Ref | None
-    list_sem: Ref
-    kv_sem: Ref
-    scale_sem: Ref | None
-
-    def _list_copy(self, index: jax.Array, buffer: jax.Array) -> Any:
-        return pltpu.make_async_copy(
-            self.lists.at[index], self.list_buf.at[buffer], self.list_sem.at[buffer]
-        )
-
-    def _page_copies(self, page: jax.Array, index: jax.Array, buffer: jax.Array) -> Iterable[Any]:
-        there = self.kv_buf.at[buffer, self.shape.place_of(index)]
-        stored = self.kv.at[page] if self.shape.has_values else self.kv.at[page, 0]
-        yield pltpu.make_async_copy(stored, there, self.kv_sem.at[buffer])
-        if self.scale is not None and self.scale_buf is not None and self.scale_sem is not None:
-            there = self.scale_buf.at[buffer, index]
-            yield pltpu.make_async_copy(self.scale.at[page], there, self.scale_sem.at[buffer])
-
-    def start_list(self, step: Step, buffer: jax.Array) -> None:
-        """Start the transfer of the page list of a step."""
-        lists_per_row = self.lists.shape[0] // self.rows.start.shape[0]
-        index = step[1] * lists_per_row + step[2] * self.shape.fetch_pages // LANES
-        self._list_copy(index, buffer).start()
-
-    def wait_list(self, buffer: jax.Array) -> None:
-        """Wait for a page list."""
-        self._list_copy(jnp.int32(0), buffer).wait()
-
-    def page(self, step: Step, index: jax.Array, buffer: jax.Array) -> jax.Array:
-        """The page at an index of a step's fetch; the step's page list must still be in the buffer."""
-        in_list = lax.rem(step[2] * self.shape.fetch_pages, LANES) + index
-        page: jax.Array = self.list_buf[buffer, 0, in_list] + self.rows.first_page[0]
-        return page
-
-    def start(self, step: Step, buffer: jax.Array) -> None:
-        """Start the transfers of a step's pages; its page list must be in the buffer."""
-
-        def start_one(index: jax.Array, _: None) -> None:
-            for copy in self._page_copies(self.page(step, index, buffer), index, buffer):
-                copy.start()
-
-        lax.fori_loop(self.rows.first_page_of(step), self.rows.num_pages(step), start_one, None)
-
-    def wait(self, step: Step, buffer: jax.Array) -> None:
-        """Wait for the pages of a step."""
-
-        def wait_one(index: jax.Array, _: None) -> None:
-            for copy in self._page_copies(jnp.int32(0), index, buffer):
-                copy.wait()
-
-        lax.fori_loop(self.rows.first_page_of(step), self.rows.num_pages(step), wait_one, None)
 
 
 @dataclass(frozen=True)
@@ -220,32 +67,6 @@ class Part:
     def positions(self, rows: int) -> jax.Array:
         """Positions of the tokens, `[rows, size]`."""
         return self.first + lax.broadcasted_iota(jnp.int32, (rows, self.size), 1)
-
-    def clear_unwritten(self) -> None:
-        """Set the tokens from `end` on to zero: unwritten memory may hold NaN, and NaN times zero is NaN."""
-        left = self.end - self.first
-        pl.when(left < self.size)(lambda: self._keep(lambda token: token < left))
-
-    def clear_passed(self) -> None:
-        """Set the tokens before a window to zero: their memory may hold NaN, or was not fetched."""
-        if self.shape.has_window:
-            passed = self.begin - self.first
-            pl.when(passed > 0)(lambda: self._keep(lambda token: token >= passed))
-
-    def _keep(self, is_kept: Callable[[jax.Array], jax.Array]) -> None:
-        """Set the other tokens to zero."""
-        mask = is_kept(self._indices())
-        tokens = self.tokens[...]
-        if self.shape.is_quantised:
-            tokens = tokens.astype(jnp.int32 if tokens.dtype == jnp.uint8 else jnp.float32)
-        self.tokens[...] = jnp.where(mask, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
-
-    def _indices(self) -> jax.Array:
-        """The index of the token of each stored value."""
-        if self.shape.has_values:
-            return lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0)
-        page, slot = (lax.broadcasted_iota(jnp.int32, self.tokens.shape, axis) for axis in (0, 2))
-        return page * self.shape.page_size + slot
 
     def stored(self, lanes: slice) -> jax.Array:
         """Stored values of some lanes (K or V of a head, or both of some heads) in the type of products, not scaled."""
@@ -304,9 +125,6 @@ class Kernel:
     def begin_row(self, row: jax.Array) -> None:
         """Run before the first step of a row in a block."""
 
-    def end_row(self, row: jax.Array) -> None:
-        """Run after the last step of a row in a block."""
-
     def prepare(self, step: Step, buffer: jax.Array) -> None:
         """Run before the page list of a step is overwritten."""
 
@@ -327,66 +145,112 @@ class Refs(NamedTuple):
     new: Ref | None
     out: Ref
     softmax: TpuSoftmax
-    parity: Ref
+    ring: "Ring"
     writing: Ref | None
     write_sem: Ref | None
+
+
+class Ring(NamedTuple):
+    """The order of buffers and of fetches, in scalar memory."""
+
+    pages: Pages
+    current: Ref  # the buffer of the current step
+    ahead: Ref  # the step whose pages are fetched next
+    listed: Ref | None  # the step whose page list is fetched next
+
+    def begin(self, first: Step) -> None:
+        """Start the fetches of the first steps: all buffers but one are filled, and all lists are fetched."""
+        pages = self.pages
+        count = pages.shape.buffers
+        self.current[0] = jnp.int32(0)
+        self._put(self.ahead, first)
+        if self.listed is not None:
+            self._put(self.listed, first)
+            lax.fori_loop(0, count - 1, lambda index, _: self._start_list(index), None)
+
+        def fill(index: jax.Array, _: None) -> None:
+            pages.clear(index)
+            self._start_pages(index)
+
+        lax.fori_loop(0, count - 1, fill, None)
+        pages.clear(jnp.int32(count - 1))
+        if self.listed is not None:
+            self._start_list(jnp.int32(count - 1))
+
+    def before(self, buffer: jax.Array) -> jax.Array:
+        """The buffer of the step before; its pages are the next to be overwritten."""
+        return jnp.where(buffer == 0, self.pages.shape.buffers, buffer) - 1
+
+    def advance(self, buffer: jax.Array) -> None:
+        """Start the next fetches; `buffer` is that of the current step."""
+        self._start_pages(self.before(buffer))
+        if self.listed is not None:
+            self._start_list(buffer)
+        last = self.pages.shape.buffers - 1
+        self.current[0] = jnp.where(buffer == last, 0, buffer + 1)
+
+    def _start_pages(self, buffer: jax.Array) -> None:
+        step = self._get(self.ahead)
+
+        @pl.when(self.pages.rows.exists(step))
+        def start() -> None:
+            if self.listed is not None:
+                self.pages.wait_list(buffer)
+            self.pages.start(step, buffer)
+            self._put(self.ahead, self.pages.rows.following(step))
+
+    def _start_list(self, buffer: jax.Array) -> None:
+        assert self.listed is not None
+        step = self._get(self.listed)
+
+        @pl.when(self.pages.rows.exists(step))
+        def start() -> None:
+            self.pages.start_list(step, buffer)
+            self._put(self.listed, self.pages.rows.following(step))
+
+    def _get(self, place: Ref) -> Step:
+        return place[0], place[1], place[2]
+
+    def _put(self, place: Ref, step: Step) -> None:
+        for index, value in enumerate(step):
+            place[index] = value
 
 
 def walk(refs: Refs, kernel: Kernel) -> None:
     """Run the loop of one block over its rows and their fetches."""
     rows = refs.rows
     pages = refs.pages
-    parity = refs.parity
+    ring = refs.ring
     block = pl.program_id(0) + rows.first_block
 
     @pl.when(pl.program_id(0) == 0)
     def begin() -> None:
-        first = rows.first_step(block)
-        zero = jnp.int32(0)
-        parity[0] = zero
         kernel.begin()
-        pages.start_list(first, zero)
-        pages.wait_list(zero)
-        pages.start(first, zero)
-        second = rows.following(first)
-
-        @pl.when(rows.exists(second))
-        def start_list() -> None:
-            pages.start_list(second, jnp.int32(1))
+        ring.begin(rows.first_step(block))
 
     def run(step: Step) -> None:
-        buffer = parity[0]
-        other = 1 - buffer
-        following = rows.following(step)
-        after = rows.following(following)
+        buffer = ring.current[0]
         kernel.prepare(step, buffer)
-        kernel.release(other)
-
-        @pl.when(rows.exists(following))
-        def start_pages() -> None:
-            pages.wait_list(other)
-            pages.start(following, other)
-
-        @pl.when(rows.exists(after))
-        def start_list() -> None:
-            pages.start_list(after, buffer)
-
+        kernel.release(ring.before(buffer))
+        ring.advance(buffer)
         pages.wait(step, buffer)
+        pages.clear_unwritten(step, buffer)
         kernel.visit(step, buffer)
-        parity[0] = other
-        pl.when(jnp.logical_not(rows.exists(following)))(lambda: kernel.release(buffer))
 
     def one_row(row: jax.Array, _: None) -> None:
         kernel.begin_row(row)
         lower, upper = rows.fetches(block, row)
         lax.fori_loop(lower, upper, lambda fetch, _: run((block, row, fetch)), None)
-        kernel.end_row(row)
 
     lax.fori_loop(rows.first_row[block], rows.end_row[block], one_row, None)
 
+    @pl.when(block == rows.end_block - 1)
+    def end() -> None:
+        lax.fori_loop(0, pages.shape.buffers, lambda buffer, _: kernel.release(buffer), None)
+
 
 def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_pages: int) -> Part:
-    """Part `index` of a step's fetch, in parts of `num_pages` pages; tokens past the last one become zeros."""
+    """Part `index` of a step's fetch, in parts of `num_pages` pages."""
     block, row, fetch = step
     shape = pages.shape
     size = num_pages * pages.shape.page_size
@@ -395,7 +259,7 @@ def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_p
     tokens = pages.kv_buf.at[buffer, place]
     scale = None if pages.scale_buf is None else pages.scale_buf.at[buffer]
     begin, end = pages.rows.visible(block, row)
-    part = Part(
+    return Part(
         shape,
         num_pages,
         tokens,
@@ -405,5 +269,3 @@ def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_p
         begin,
         end,
     )
-    part.clear_unwritten()
-    return part
