@@ -158,6 +158,31 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
         yield _found("write_chunks", case, generation, 2 * size * slot, 0, cycles)
 
 
+def measure_states(generation: str) -> Iterator[dict[str, Any]]:
+    """Measure the cycles of a chunk of the delta rule, for the heads of one program."""
+    from orca_jax.kernels.linear_state.tpu_chunks import HEADS
+    from orca_jax.kernels.linear_state.triangles import CHUNK
+    from tests.aot.models import DELTA_RULE
+    from tests.aot.tpu import compile_states
+
+    keys, values = DELTA_RULE.keys, DELTA_RULE.values
+    with TemporaryDirectory() as folder:
+        os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        compile_states(generation, DELTA_RULE, rows=64, tokens=2048)
+        cycles = bundles(_schedule(folder, "state_chunks"), "vmat")
+    # Vectors in float32; products with keys, with the state, with pairs of tokens, and of the new state.
+    num_bytes = 8 * HEADS * CHUNK * (keys + values)
+    flops = 2 * HEADS * CHUNK * (2 * CHUNK * keys + 3 * keys * values + 2 * CHUNK * values)
+    yield {
+        "kernel": "state_chunks",
+        "heads": f"delta rule, {HEADS} heads",
+        "for": generation,
+        "bytes": num_bytes,
+        "flops": flops,
+        "cycles": cycles,
+    }
+
+
 def _schedule(folder: str, kernel: str) -> str:
     """The final schedule of a kernel, as dumped by the compiler."""
     names = Path(folder).glob(f"*-{kernel}[.-]*-final_bundles.txt")
@@ -195,7 +220,7 @@ def row(found: dict[str, Any]) -> list[str]:
 def measure_all(generations: Iterable[str]) -> None:
     """Measure all cases, and write each to the page when it is done."""
     for generation in generations:
-        for index in range(len(CASES)):
+        for index in range(len(CASES) + 1):
             command = [sys.executable, "-m", "tests.aot.cycles", generation, str(index)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rows = [row(json.loads(line)) for line in done.stdout.splitlines()]
@@ -206,7 +231,8 @@ def main(names: list[str]) -> None:
     """Print one case as lines of JSON, or write the cases of some or all generations to the page."""
     match names:
         case [generation, index]:
-            for found in measure(generation, CASES[int(index)]):
+            case = next(iter(CASES[int(index) :]), None)
+            for found in measure(generation, case) if case else measure_states(generation):
                 print(json.dumps(found))
         case _:
             measure_all(names or CHIPS)

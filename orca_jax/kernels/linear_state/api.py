@@ -3,7 +3,7 @@
 reference  the oracle: token by token (`reference.py`)
 xla        requests with one token all at once, the others in chunks (`xla.py`)
 triton     the same for CUDA cards, by kernels (`triton.py`)
-tpu        the same for TPUs, the first part by a kernel (`tpu.py`)
+tpu        the same for TPUs, by kernels (`tpu.py`, `tpu_chunks.py`)
 """
 
 from typing import Any

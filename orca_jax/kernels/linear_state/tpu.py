@@ -1,4 +1,4 @@
-"""Linear attention on a TPU: requests with one token by a kernel, the others by `xla.py`.
+"""Linear attention on a TPU: requests with one token by this kernel, the others by `tpu_chunks.py` or `xla.py`.
 
     HBM   states [N, H, K, V]    updated in place
     SMEM  of each request: the index of its old state and of its new one, and whether it is fresh
@@ -20,6 +20,8 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.linear_state import xla
 from orca_jax.kernels.linear_state.parts import LinearTokens
+from orca_jax.kernels.linear_state.tpu_chunks import chunks, takes
+from orca_jax.kernels.linear_state.triangles import CHUNK
 from orca_jax.kernels.state_rows import StateRows
 
 _BLOCK_BYTES = 2 << 20  # of a state at once; four blocks are in VMEM
@@ -55,7 +57,16 @@ def attend(
     """The arguments and the result of `api.linear_state`."""
     if states.shape[3] % _LANES:  # XLA keeps them in another layout, and would copy all of them
         return xla.attend(tokens, states, rows)
-    return xla.attend(tokens, states, rows, single_tokens=_single_tokens)
+    if not takes(*states.shape[1:]):
+        return xla.attend(tokens, states, rows, single_tokens=_single_tokens)
+    return xla.attend(
+        tokens,
+        states,
+        rows,
+        single_tokens=_single_tokens,
+        chunks=chunks,
+        room=max(0, CHUNK - tokens.q.shape[0]),
+    )
 
 
 def _single_tokens(

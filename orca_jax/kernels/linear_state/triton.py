@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.kernels.linear_state import xla
+from orca_jax.kernels.linear_state.halves import HalfPair, dot, halves
 from orca_jax.kernels.linear_state.parts import LinearTokens
 from orca_jax.kernels.state_rows import StateRows, token_rows
 from orca_jax.kernels.work_list import RowItems, lay_out
@@ -88,29 +89,11 @@ class _StateShape:
         return jax.ShapeDtypeStruct((self.num_tokens, self.num_heads, self.values), jnp.float32)
 
 
-class _HalfPair(NamedTuple):
-    """Factors of a product as sums of two numbers of bfloat16, in arrays or references."""
-
-    high: Any
-    low: Any
-
-    @property
-    def T(self) -> "_HalfPair":
-        """The transposed matrix."""
-        return _HalfPair(self.high.T, self.low.T)
-
-    @property
-    def total(self) -> Array:
-        """The factors in float32."""
-        total: Array = self.high.astype(jnp.float32) + self.low.astype(jnp.float32)
-        return total
-
-
 class _SplitTokens(NamedTuple):
     """`LinearTokens` with factors in halves."""
 
-    q: _HalfPair
-    k: _HalfPair
+    q: HalfPair
+    k: HalfPair
     v: Any
     decay: Any
     beta: Any | None
@@ -133,8 +116,8 @@ class _Factors(NamedTuple):
     """
 
     since: Any
-    pairs: _HalfPair
-    solve: _HalfPair | None
+    pairs: HalfPair
+    solve: HalfPair | None
 
 
 def attend(
@@ -177,7 +160,7 @@ def _attend(
         stages=stages,
         interpret=interpret,
     )
-    q, k = (_halves(each.astype(jnp.float32)) for each in (tokens.q, tokens.k))
+    q, k = (halves(each.astype(jnp.float32)) for each in (tokens.q, tokens.k))
     inputs = _SplitTokens(q, k, tokens.v, tokens.decay, tokens.beta)
     given = rows._replace(is_fresh=rows.is_fresh.astype(jnp.int32))
     out, states = _single_tokens(shape, given, inputs, states)
@@ -250,12 +233,12 @@ def _factors(
             for matrix, blocks in zip(matrices, products, strict=True):
                 for (i, j), entries in blocks.items():
                     at = item, head, _place(i)[:, None], _place(j)[None, :]
-                    for half, values in zip(matrix, _halves(entries), strict=True):
+                    for half, values in zip(matrix, halves(entries), strict=True):
                         half[at] = values
 
     vectors = shape.most_chunks, shape.num_heads, CHUNK
     half = jax.ShapeDtypeStruct((*vectors, CHUNK), jnp.bfloat16)
-    matrices = [_HalfPair(half, half)] * (1 if tokens.beta is None else 2)
+    matrices = [HalfPair(half, half)] * (1 if tokens.beta is None else 2)
     launch = pl.pallas_call(
         kernel,
         out_shape=[jax.ShapeDtypeStruct(vectors, jnp.float32), *matrices],
@@ -304,7 +287,7 @@ def _products(
         queries = [_matrix(token.q, part.at, head, key) for part in parts]
         done = []
         for rows, each in zip((queries, keys), totals, strict=False):
-            done.append({(i, j): each[i, j] + _dot(rows[i], keys[j].T) for i, j in each})
+            done.append({(i, j): each[i, j] + dot(rows[i], keys[j].T) for i, j in each})
         return done
 
     zeros = {place: jnp.zeros((BLOCK, BLOCK), jnp.float32) for place in _BLOCKS}
@@ -362,7 +345,7 @@ def _solution(
     unit = jnp.where(row == column, 1.0, 0.0)
     first, second = lax.fori_loop(1, BLOCK, step, [unit, unit])
     weighted = mutual[1, 0] * remaining * jnp.reshape(betas[1], (BLOCK, 1))
-    joined = -_dot(_halves(_dot(_halves(second), _halves(weighted))), _halves(first))
+    joined = -dot(halves(dot(halves(second), halves(weighted))), halves(first))
     return {(0, 0): first * betas[0], (1, 0): joined * betas[0], (1, 1): second * betas[1]}
 
 
@@ -395,21 +378,21 @@ def _advance(
             first = own.query_start[row] + index * CHUNK
             left = own.query_len[row] - index * CHUNK
             at = first + jnp.minimum(number, left - 1)
-            held = _halves(state)
+            held = halves(state)
             since = factor.since[item, head, number]
             last = factor.since[item, head, CHUNK - 1]
             k = _matrix(token.k, at, head, axes[0])
             new = _matrix(token.v, at, head, axes[1]).astype(jnp.float32)
             if factor.solve is not None:
-                new -= jnp.exp(since)[:, None] * _dot(k, held)
-                new = _dot(_chunk(factor.solve, item, head), _halves(new))
-            result = jnp.exp(since)[:, None] * _dot(_matrix(token.q, at, head, axes[0]), held)
-            result += _dot(_chunk(factor.pairs, item, head), _halves(new))
+                new -= jnp.exp(since)[:, None] * dot(k, held)
+                new = dot(_chunk(factor.solve, item, head), halves(new))
+            result = jnp.exp(since)[:, None] * dot(_matrix(token.q, at, head, axes[0]), held)
+            result += dot(_chunk(factor.pairs, item, head), halves(new))
             tokens = _Axis(first + number, number < left)
             place = out.at[tokens.place[:, None], head, axes[1].place[None, :]]
             pltriton.store(place, result, mask=_mask(tokens, axes[1]))
             kept = jnp.where((number < left)[:, None], jnp.exp(last - since)[:, None] * new, 0.0)
-            return jnp.exp(last) * state + _dot(k.T, _halves(kept))
+            return jnp.exp(last) * state + dot(k.T, halves(kept))
 
         def request(index: Array, _: None) -> None:
             row = group + index * groups
@@ -506,10 +489,10 @@ def _matrix(refs: Any, at: Int[Array, " B"], head: Array, axis: _Axis) -> Any:
     return jax.tree.map(lambda x: _load(x.at[at[:, None], head, axis.place[None, :]], mask), refs)
 
 
-def _chunk(halves: _HalfPair, item: Array, head: Array) -> _HalfPair:
+def _chunk(halves: HalfPair, item: Array, head: Array) -> HalfPair:
     """The matrix of a chunk."""
     number = jnp.arange(CHUNK, dtype=jnp.int32)
-    return _HalfPair(*(half[item, head, number[:, None], number[None, :]] for half in halves))
+    return HalfPair(*(half[item, head, number[:, None], number[None, :]] for half in halves))
 
 
 def _vector(refs: Any, at: Array, head: Array, axis: _Axis) -> Any:
@@ -521,17 +504,3 @@ def _numbers(ref: Ref, at: Array, head: Array) -> Array:
     """The numbers of some tokens, or of one."""
     found: Array = ref[at, head].astype(jnp.float32)
     return found
-
-
-def _dot(a: _HalfPair, b: _HalfPair) -> Float[Array, "M N"]:
-    """The product, without the lower half times the lower half."""
-    dot = partial(jnp.dot, preferred_element_type=jnp.float32)
-    found: Array = dot(a.high, b.low) + dot(a.low, b.high) + dot(a.high, b.high)
-    return found
-
-
-def _halves(x: Float[Array, "*N"]) -> _HalfPair:
-    """The halves, by bits: compilers may leave out a conversion there and back."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    high = lax.bitcast_convert_type((bits + (1 << 15)) & -(1 << 16), jnp.float32)
-    return _HalfPair(high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16))

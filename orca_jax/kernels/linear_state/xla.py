@@ -25,6 +25,7 @@ _einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 type _SingleTokens = Callable[[LinearTokens, Array, StateRows], tuple[Array, Array]]
+type _SeveralTokens = Callable[[LinearTokens, Array, StateRows, Array], tuple[Array, Array]]
 
 
 def attend(
@@ -33,21 +34,31 @@ def attend(
     rows: StateRows,
     *,
     single_tokens: _SingleTokens | None = None,
+    chunks: _SeveralTokens | None = None,
+    room: int = 0,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The results of single tokens, then those of chunks; see `linear_state`.
 
     Args:
         tokens, states, rows: see `linear_state`.
         single_tokens: the first part, by a kernel; None: `_single_tokens`.
+        chunks: the second part, by a kernel; None: `_chunks`.
+        room: tokens of zeros that the kernels get after the last one.
     """
     num_tokens = tokens.q.shape[0]
-    # [H, T, ...]
-    heads = jax.tree.map(lambda each: each.astype(jnp.float32).swapaxes(0, 1), tokens)
+
+    def by_head(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
+        wide = x.astype(jnp.float32).swapaxes(0, 1)
+        if not room:
+            return wide
+        return jnp.pad(wide, ((0, 0), (0, room), *((0, 0),) * (x.ndim - 2)))
+
+    heads = jax.tree.map(by_head, tokens)
     out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
-        out, states = _chunks(heads, states, rows, out)
+        out, states = (chunks or _chunks)(heads, states, rows, out)
     is_present = token_rows(rows, num_tokens).is_present
-    return jnp.where(is_present[:, None, None], out.swapaxes(0, 1), 0), states
+    return jnp.where(is_present[:, None, None], out[:, :num_tokens].swapaxes(0, 1), 0), states
 
 
 def _single_tokens(

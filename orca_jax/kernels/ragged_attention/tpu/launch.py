@@ -64,7 +64,6 @@ def launch[P: KVPages](
     Returns:
         The outputs, and the pages; these are unchanged if `new` is None.
     """
-    assert (new is not None) == shape.is_writing
     scalars: tuple[jax.Array, ...] = (
         blocks.ends,
         blocks.first_row,
