@@ -13,7 +13,7 @@ from orca_jax.assembly.choices import (
     choices_of,
 )
 from orca_jax.assembly.quantised import kind_of, weights_of
-from orca_jax.helpers.bundled import is_gguf, is_preset
+from orca_jax.helpers.bundled import is_elsewhere, is_gguf, is_preset
 from orca_jax.helpers.hub import is_hub_name
 from orca_jax.policy.kinds import PolicyKind
 from orca_jax.sim.clock import CLOCK_PREFIX
@@ -226,8 +226,8 @@ NEEDS: tuple[Need, ...] = (
     _of_adapters("max_lora_rank"),
     _of_adapters("max_cpu_loras"),
     _of_adapters("lora_modules"),
-    Need("revision", lambda f: is_hub_name(f.config.model),
-         "revision has no effect on {f.config.model}, which is not a name of the Hub; leave it out"),
+    Need("revision", lambda f: is_elsewhere(f.config.model),
+         "revision has no effect on {f.config.model}, which is not a name of the Hub or a bucket; leave it out"),
     Need("download_dir",
          lambda f: is_hub_name(f.config.model) or is_hub_name(f.config.tokenizer or ""),
          "download_dir has no effect on {f.config.model}, which is not a name of the Hub; leave it out"),

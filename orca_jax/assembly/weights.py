@@ -19,6 +19,7 @@ from orca_jax.assembly.built import PutInPlace
 from orca_jax.assembly.executor import PlacedModel
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.host import trim_heap
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.checkpoint import (
     ArrayOfTree,
     open_stored,
@@ -29,7 +30,7 @@ from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.leaves.fill import fill
 from orca_jax.model.matrices.packed import plain_shape, values_of_host
-from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
+from orca_jax.model.orbax_files import Keys, orbax_root, read_tree
 from orca_jax.model.parameters import (
     first_line,
     flat_parameters,

@@ -6,6 +6,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from orca_jax.helpers.buckets import is_bucket, view_of
 from orca_jax.helpers.hub import HubModel, download, is_hub_name
 from orca_jax.values.checks import did_you_mean
 from orca_jax.values.config import PREDICTORS, EngineConfig
@@ -27,9 +28,14 @@ def is_preset(model: str) -> bool:
 
 def with_commit(config: EngineConfig, commit: str | None) -> EngineConfig:
     """Return the settings of a worker for the commit of its leader. Its own directory has no commit."""
-    if commit is not None and is_hub_name(config.model):
+    if commit is not None and is_elsewhere(config.model):
         return replace(config, revision=commit)
     return config
+
+
+def is_elsewhere(model: str) -> bool:
+    """Return True for a name of the Hub or of a bucket, whose files have a revision."""
+    return is_hub_name(model) or is_bucket(model)
 
 
 def is_gguf(model: str) -> bool:
@@ -56,11 +62,12 @@ def model_directory(
 ) -> str:
     """Return the directory of a model, or an empty string for a preset.
 
-    A model of the Hub is downloaded, as far as it is not in the cache.
+    A model of the Hub is downloaded, as far as it is not in the cache. One in a bucket gets a folder without weights.
 
     Args:
-        model: "demo", "smollm2", a directory, a name of the Hub, or "preset:<name>".
-        revision: a branch, a tag or a commit of a model of the Hub; None for the default branch.
+        model: "demo", "smollm2", a directory, a name of the Hub or of a bucket, or "preset:<name>".
+        revision: a branch, a tag or a commit of a model of the Hub, or the digest of one in a bucket; None for the
+            present one.
         download_dir: folder of the cache of the Hub; None for its default.
         needs_weights: False for the settings and the tokenizer of a model of the Hub alone.
 
@@ -71,26 +78,33 @@ def model_directory(
         return str(demo_directory())
     if model == SMOLLM2:
         return str(smollm2_file())
+    if is_bucket(model):
+        return str(view_of(model, revision).folder)
     if is_hub_name(model):
         return str(download(HubModel(model, revision, download_dir), needs_weights=needs_weights))
     return "" if is_preset(model) else model
 
 
 def pinned(config: EngineConfig) -> EngineConfig:
-    """Return the settings with the commit of a model of the Hub, after its download.
+    """Return the settings with the commit of a model of the Hub, after its download, or the revision of a bucket.
 
-    All processes that get these settings read the same files, without a question to the Hub. A tokenizer of the Hub
-    becomes its directory. The token has done its work, and is left out.
+    All processes that get these settings read the same files, without a question to the Hub. A tokenizer that is
+    elsewhere becomes its directory. The token has done its work, and is left out.
 
     Raises:
         ConfigError: the download failed, or the model has no weights in this format.
     """
     token = config.hf_token
     config = replace(config, hf_token=None)
+    if config.tokenizer is not None and is_bucket(config.tokenizer):
+        tokenizer = view_of(config.tokenizer, param="tokenizer")
+        config = replace(config, tokenizer=str(tokenizer.folder))
     if config.tokenizer is not None and is_hub_name(config.tokenizer):
         place = HubModel(config.tokenizer, None, config.download_dir, token)
         folder = download(place, needs_weights=False, param="tokenizer", has_bars=config.progress)
         config = replace(config, tokenizer=str(folder))
+    if is_bucket(config.model):
+        return replace(config, revision=view_of(config.model, config.revision).revision)
     if not is_hub_name(config.model):
         return config
     place = HubModel(config.model, config.revision, config.download_dir, token)

@@ -15,14 +15,17 @@ import numpy as np
 import tensorstore
 from flax import nnx
 
+from orca_jax.helpers.buckets import shown
+from orca_jax.helpers.buckets.problems import problem_of_array
 from orca_jax.helpers.console import Progress
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.block import Block
 from orca_jax.model.files.digests import check_digests
+from orca_jax.model.files.opened import check_unchanged, kvstore_of
 from orca_jax.model.leaves.fill import filled
 from orca_jax.model.matrices.quantise import is_quantised_part
 from orca_jax.model.orbax_files import (
     CONVERT_AGAIN,
-    PARAMS,
     SAVE_AGAIN,
     Keys,
     StoredTree,
@@ -33,7 +36,6 @@ from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
     Wanted,
     first_copies,
-    first_line,
     flat_parameters,
     head_dim_of,
     num_copies,
@@ -107,8 +109,8 @@ def load_orbax(
         progress: called after each parameter.
 
     Raises:
-        CheckpointError: a file has other bytes than those of params.sha256; or it lists every missing, unexpected,
-            misshapen and unreadable parameter, and those of other types.
+        CheckpointError: a file has other bytes than those of params.sha256, or an object of a bucket was changed; or it
+            lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
         ConfigError: mapping.json is wrong, or the table of the tree does not support the family.
     """
     check_digests(directory)
@@ -118,17 +120,19 @@ def load_orbax(
             problem = (
                 "the parameters are quantised, and config.json has no quantization_config for them"
             )
-            raise CheckpointError(str(tree.folder), [problem], remedy=CONVERT_AGAIN)
+            raise CheckpointError(shown(tree.folder), [problem], remedy=CONVERT_AGAIN)
         wanted = wanted.as_held()
     views, problems = views_of(
         tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory)
     )
     if problems:
-        raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
+        raise CheckpointError(shown(tree.folder), problems, remedy=SAVE_AGAIN)
     shapes = flat_parameters(wanted.shapes)
     stacked = with_layers(wanted.of_model)
     sources = view_sources(shapes, views, stacked, wanted.layers.start, config)
-    return filled(str(tree.folder), wanted, shapes, sources, progress, remedy=SAVE_AGAIN)
+    read = filled(shown(tree.folder), wanted, shapes, sources, progress, remedy=SAVE_AGAIN)
+    check_unchanged(tree.folder)
+    return read
 
 
 def views_of(
@@ -188,7 +192,7 @@ def _view(
         try:
             opened = open_array(keys)
         except Exception as error:  # TensorStore raises several kinds for broken files
-            return f"{label}: cannot be read: {first_line(error)}"
+            return f"{label}: cannot be read: {problem_of_array(error)}"
         types = (dtype,) if is_quantised_part(path) else _FLOATS
         if (problem := _problem(opened, types)) is not None:
             return f"{label}: {problem}"
@@ -232,10 +236,9 @@ def _changed(view: View, source: ParameterArrays) -> View:
 def open_stored(tree: StoredTree, keys: Keys) -> ArrayOfTree:
     """Open an array without reading its values. Orbax names it by its keys, joined with dots."""
     name = ".".join(keys)
-    kvstore: dict[str, Any] = {"driver": "file", "path": f"{tree.folder / name}/"}
+    kvstore = kvstore_of(tree.folder / name)
     if tree.is_ocdbt:
-        base = {"driver": "file", "path": f"{tree.folder}/"}
-        kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+        kvstore = {"driver": "ocdbt", "base": kvstore_of(tree.folder), "path": f"{name}/"}
     spec = {
         "driver": "zarr3" if tree.is_zarr3 else "zarr",
         "kvstore": kvstore,

@@ -64,8 +64,8 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
             ) from None
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, a "
-            "GGUF file, or preset:<name>",
+            f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, "
+            "gs://BUCKET/PATH, a GGUF file, or preset:<name>",
             param="model",
         )
     if not (directory / "config.json").exists() and is_checkpoint(directory):

@@ -15,11 +15,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.console import Progress
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.kernels.native import Library
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.gguf.weights import GgufFile
-from orca_jax.model.orbax_files import PARAMS, orbax_root
+from orca_jax.model.orbax_files import orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.published.load import has_mxfp4, keep_published, load_published

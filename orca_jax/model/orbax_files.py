@@ -18,12 +18,19 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from orca_jax.helpers.buckets import shown
+from orca_jax.helpers.orbax_names import (
+    COMMITTED,
+    MANIFEST,
+    MARKS,
+    METADATA,
+    PARAMS,
+    TREE_FOLDERS,
+    WRAPPERS,
+)
 from orca_jax.values.checks import json_value
 from orca_jax.values.errors import CheckpointError
 
-PARAMS = "params"
-"""The folder of a model directory that holds the Orbax checkpoint."""
-METADATA, COMMITTED = "_METADATA", "commit_success.txt"
 SAVE_AGAIN = (
     "Save the parameters alone with orca_jax.model.checkpoint.save_decoder, or convert a Hugging Face directory: "
     "orca-jax convert --model SOURCE --output DIR"
@@ -39,10 +46,6 @@ MAX_DEPTH = 64  # keys of one leaf
 MAX_FILES = 200_000  # of the folders of a tree
 MAX_ENTRIES = 20_000  # of a folder of steps
 
-# usual names of the tree of parameters, best first
-WRAPPERS = ("params", "state", "default", "model", "pytree")
-_FOLDERS = (*WRAPPERS, "items", "model_params")  # of the tree: also those of MaxText and Tunix
-_MARKS = (METADATA, "_CHECKPOINT_METADATA", COMMITTED)
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -92,7 +95,7 @@ def orbax_root(directory: Path) -> Path | None:
 
 def is_checkpoint(folder: Path) -> bool:
     """True if Orbax wrote `folder`: a tree, a checkpoint of several trees, or the steps of a `CheckpointManager`."""
-    return any((folder / mark).is_file() for mark in _MARKS) or (
+    return any((folder / mark).is_file() for mark in MARKS) or (
         folder.is_dir() and bool(_steps(folder))
     )
 
@@ -118,7 +121,7 @@ def read_tree(root: Path) -> StoredTree:
     return StoredTree(
         folder,
         leaves,
-        is_ocdbt=(folder / "manifest.ocdbt").is_file() if is_ocdbt is None else bool(is_ocdbt),
+        is_ocdbt=(folder / MANIFEST).is_file() if is_ocdbt is None else bool(is_ocdbt),
         is_zarr3=bool(metadata.get("use_zarr3")),
         has_all_chunks=bool(metadata.get("store_array_data_equal_to_fill_value")),
     )
@@ -157,7 +160,7 @@ def _tree_in(folder: Path) -> Path | None:
 def _one_of(trees: Sequence[Path], root: Path) -> Path:
     """The tree with one of the usual names, or the only one."""
     by_name = {path.name: path for path in trees}
-    known = [by_name[name] for name in _FOLDERS if name in by_name]
+    known = [by_name[name] for name in TREE_FOLDERS if name in by_name]
     if not known and len(trees) > 1:
         names = ", ".join(sorted(by_name)[:10])
         raise CheckpointError(str(root), [f"it holds several trees: {names}"], remedy=LINK)
@@ -169,7 +172,7 @@ def _one_of(trees: Sequence[Path], root: Path) -> Path:
 def _steps(root: Path) -> dict[int, Path]:
     """The steps of a `CheckpointManager`, incomplete ones included."""
     found = {}
-    marks = (*_MARKS, *(f"{name}/{METADATA}" for name in _FOLDERS))
+    marks = (*MARKS, *(f"{name}/{METADATA}" for name in TREE_FOLDERS))
     for path in _folders(root):
         match = _STEP.fullmatch(path.name)
         if match and any((path / mark).is_file() for mark in marks):
@@ -215,7 +218,7 @@ def _reason(folder: Path) -> str:
 
 
 def _refused(folder: Path, problem: str) -> CheckpointError:
-    return CheckpointError(str(folder), [problem], remedy=SAVE_AGAIN)
+    return CheckpointError(shown(folder), [problem], remedy=SAVE_AGAIN)
 
 
 def _check_files(folder: Path) -> None:

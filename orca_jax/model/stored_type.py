@@ -1,6 +1,5 @@
 """The type in which a model is stored, found without reading its values."""
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.gguf_file.header import read_header as read_gguf
 from orca_jax.model.describe import named_dtype, read_object
+from orca_jax.model.files.opened import open_file
 from orca_jax.model.files.safetensors import read_header
-from orca_jax.values.checks import open_regular
 from orca_jax.values.config import DType
 
 _NAMES: Mapping[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -50,11 +49,8 @@ def _of_tensors(directory: Path) -> DType | None:
         return None
     try:
         with ExitStack() as opened:
-            descriptor = open_regular(file)
-            opened.callback(os.close, descriptor)
-            found = [
-                tensor.dtype for tensor in read_header(descriptor, _MAX_HEADER_BYTES)[0].values()
-            ]
+            tensors, _ = read_header(open_file(file, opened), _MAX_HEADER_BYTES)
+            found = [tensor.dtype for tensor in tensors.values()]
     except OSError:
         return None
     return _NAMES.get(max(set(found), key=found.count, default=""))

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from orca_jax.helpers.buckets import located, shown
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.hub import INDEX, SINGLE
-from orca_jax.model.orbax_files import PARAMS, orbax_root, read_tree
+from orca_jax.helpers.orbax_names import PARAMS
+from orca_jax.model.orbax_files import orbax_root, read_tree
 from orca_jax.values.config import LoadFormat
 from orca_jax.values.errors import CheckpointError, ConfigError
 
@@ -73,7 +75,7 @@ def check_safetensors(directory: Path) -> None:
         message = f"{directory} has no safetensors, but an Orbax checkpoint; use --load-format auto"
         raise ConfigError(message, param="load_format")
     problem = f"it has neither {SINGLE} nor {INDEX} nor an Orbax checkpoint in {PARAMS}/"
-    raise CheckpointError(str(directory), [problem], remedy=_other_weights(directory))
+    raise CheckpointError(shown(directory), [problem], remedy=_other_weights(directory))
 
 
 def files_digest(source: Path) -> str:
@@ -105,6 +107,8 @@ def _names(directory: Path, patterns: Iterable[str]) -> list[str]:
 
 def _other_weights(directory: Path) -> str:
     """The advice for a directory without known weights, from the names of its files."""
+    if located(directory) is not None:
+        return f"Give the folder with the weights, for a step of Orbax {shown(directory)}/STEP"
     names = _names(directory, ("*.safetensors*", "*.gguf"))
     variants = [name for name in names if _VARIANT.fullmatch(name)]
     if variants:

@@ -1,7 +1,6 @@
 """Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`leaves/`)."""
 
 import logging
-import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -17,12 +16,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from orca_jax.helpers.buckets import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
+from orca_jax.model.files.opened import open_file
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
 from orca_jax.model.leaves.base import Source
@@ -40,7 +41,7 @@ from orca_jax.model.parameters import (
     stored_shape,
 )
 from orca_jax.model.weight_files import check_safetensors
-from orca_jax.values.checks import json_value, open_regular
+from orca_jax.values.checks import json_value
 from orca_jax.values.config import DType, ModelConfig
 from orca_jax.values.errors import CheckpointError
 
@@ -117,7 +118,7 @@ def load_safetensors(
                 INDEX,
             )
         return load_files(
-            str(directory), files, oriented(table, files.rows), config, wanted, progress
+            shown(directory), files, oriented(table, files.rows), config, wanted, progress
         )
 
 
@@ -227,7 +228,7 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
             )
         except OSError as error:
             raise CheckpointError(
-                str(directory), [f"{head}: cannot be read: {first_line(error)}"]
+                shown(directory), [f"{head}: cannot be read: {first_line(error)}"]
             ) from None
     if same:
         return config
@@ -267,11 +268,9 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
     files = Files()
     room = MAX_HEADER_BYTES
     stored = dict[str, StoredTensor]()
-    for name, keys in _file_names(directory).items():
+    for number, (name, keys) in enumerate(_file_names(directory).items()):
         try:
-            descriptor = open_regular(directory / name)
-            stack.callback(os.close, descriptor)
-            tensors, used = read_header(descriptor, room)
+            tensors, used = read_header(open_file(directory / name, stack, number), room)
         except OSError as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys
@@ -315,13 +314,13 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
     """The keys of each file. The work grows with the number of keys, not with its product with that of files."""
     path = directory / INDEX
     if path.stat().st_size > MAX_INDEX_BYTES:
-        raise CheckpointError(str(directory), [f"{INDEX} has more than {MAX_INDEX_BYTES} bytes"])
+        raise CheckpointError(shown(directory), [f"{INDEX} has more than {MAX_INDEX_BYTES} bytes"])
     try:
         weight_map = json_value(path.read_text(encoding="utf-8"))["weight_map"]
         entries = [(key, str(name)) for key, name in weight_map.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{INDEX}: weight_map cannot be read ({repr(error)[:200]})"
-        raise CheckpointError(str(directory), [problem]) from error
+        raise CheckpointError(shown(directory), [problem]) from error
     names: dict[str, set[str]] = defaultdict(set)
     for key, name in entries:
         names[name].add(key)
@@ -330,11 +329,11 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
             f"{INDEX}: it lists {len(entries)} tensors in {len(names)} files, and at most {MAX_TENSORS} in "
             f"{MAX_FILES} are read"
         )
-        raise CheckpointError(str(directory), [problem])
+        raise CheckpointError(shown(directory), [problem])
     outside = sorted(name for name in names if Path(name).name != name)
     if outside:  # an index must not refer to files in other folders
         raise CheckpointError(
-            str(directory),
+            shown(directory),
             [f"{INDEX}: {name[:200]!r} is not a plain file name" for name in outside],
         )
     return dict(sorted(names.items()))

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
 from demo.data import ASSISTANT, END, USER, mark_id
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.checkpoint import save_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.transformer import Decoder
 
 matplotlib.use("agg")

@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import read_header
 from orca_jax.tools.convert.args import PublishedFormat
 from orca_jax.tools.convert.forms import FORMS, fp8_blocks
@@ -20,7 +21,7 @@ GROUP = 32  # of the records
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a file, with types that the reader of safetensors lacks."""
     with path.open("rb") as file:
-        tensors, _ = read_header(file.fileno(), 2**20)
+        tensors, _ = read_header(LocalFile(file.fileno()), 2**20)
         return {name: each.all() for name, each in tensors.items()}
 
 

@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from orca_jax.cli.main import main
+from tests.buckets.conftest import store
+from tests.buckets.emulator import BUCKET, Emulator
 from tests.cluster.hosts import start_worker
 from tests.doors.places import VALUES, Places
 from tests.doors.served import on_server
@@ -22,12 +24,13 @@ from tests.hub import fake_hub
 from tests.hub.test_hub import connect
 from tests.serve.running import Server, running
 
+__all__ = ["store"]
 LINES: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("lines.toml").read_text(encoding="utf-8")
 )
 COMMANDS = commands()
 EACH = "$each"
-REMOTE = ("url", "hub")
+REMOTE = ("url", "hub", "bucket")
 """Places that are fixtures, for the lines that name them."""
 
 
@@ -77,13 +80,20 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
+def bucket(store: Emulator) -> str:
+    """A bucket and the path of a model in it."""
+    store.put(Path(VALUES["gpt2"]), "models/one")
+    return f"{BUCKET}/models/one"
+
+
+@pytest.fixture
 def url(server: Server) -> str:
     return server.url
 
 
 def test_each_door_is_opened(tmp_path: Path) -> None:
     """A flag, a choice or a command without a line rots, because nobody sees that it fails."""
-    places = Places(tmp_path, url="", hub="")
+    places = Places(tmp_path, url="", hub="", bucket="")
     found = {door for kind in LINES for door in opened(kind, places)}
     missing = {door for command in COMMANDS.values() for door in command.doors()} - found
     assert not missing, f"lines.toml lacks: {', '.join(sorted(map(str, missing)))}"

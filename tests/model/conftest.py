@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.load import abstract_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
 from tests.model.orbax import CONFIG, nested, save
 from tests.model.reference import mesh_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.load import abstract_decoder, load_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
 from tests.model.orbax import nested, save
 from tests.model.reference import logits, mesh_of

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model import transformer
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder

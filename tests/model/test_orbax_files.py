@@ -15,9 +15,9 @@ import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 from flax import nnx
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.values.errors import CheckpointError, ConfigError
 from tests.model.orbax import UP, Tree, assert_served, nested, refusal, save
 from tests.model.reference import mesh_of

@@ -10,9 +10,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model import checkpoint as orbax_reader
 from orca_jax.model import orbax_files
-from orca_jax.model.orbax_files import PARAMS
 from tests.model.orbax import UP, Tree, assert_served, nested, refusal, save
 
 

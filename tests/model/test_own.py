@@ -17,11 +17,11 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.exec import programs
 from orca_jax.exec.program_store import ProgramStore
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, load_decoder, prepare_load
 from orca_jax.model.maker import Maker
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.own import OwnDecoder, own_class, own_config
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.sharding import can_share, most_shards

@@ -18,6 +18,7 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.support import Facts, check_support, quantised
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.kernels.expert_mlp import BACKENDS, ExpertKernels, expert_mlp
 from orca_jax.kernels.matmul import Quantised, group_size, quantised_matmul, whole
 from orca_jax.kernels.matmul.blocks import BLOCK
@@ -32,7 +33,6 @@ from orca_jax.model.leaves import fill as leaves
 from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.matrices.quantise import check_inputs, quantise, quantise_rows
 from orca_jax.model.matrices.scaled import QuantisedExperts
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
 from orca_jax.model.transformer import Decoder
 from orca_jax.values.config import DType, EngineConfig, Quantization

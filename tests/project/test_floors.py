@@ -49,7 +49,9 @@ FLOORS: dict[str, frozenset[str]] = {
     "startup": frozenset(),
     "gguf_file": FACTS,
     "hub": FACTS | {"console"},
-    "bundled": FACTS | {"hub"},
+    "orbax_names": frozenset(),
+    "buckets": FACTS | {"hub", "orbax_names"},
+    "bundled": FACTS | {"hub", "buckets"},
     "flags": FACTS | {"bundled", "server_config"},
     "logs": FACTS | {"server_config"},
     "cache_files": frozenset({"checks"}),
@@ -61,7 +63,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "policy": FACTS | {"sched"},
     "kernels": FACTS | {"cache_files", "processor"},
     "text": FACTS | {"bundled", "gguf_file"},
-    "model": FACTS | {"bundled", "gguf_file", "hub", "console", "kernels"},
+    "model": FACTS
+    | {"bundled", "buckets", "gguf_file", "hub", "orbax_names", "console", "kernels"},
     "exec": FACTS | {"bundled", "cache_files", "processor", "console", "model", "kernels"},
     "ranker": FACTS | {"bundled"},
     "sim": FACTS,
@@ -85,7 +88,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "cluster",
         "engine",
     }
-    | {"hub", "timeline"},
+    | {"hub", "orbax_names", "timeline"},
     "llm": FACTS | {"bundled", "flags", "console", "assembly", "engine", "text"},
     "link": FACTS
     | {
@@ -160,7 +163,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "plan": FACTS
     | {"bundled", "console", "flags", "processor", "kernels", "model", "exec", "sim", "assembly"},
     "calibrate": FACTS | {"flags", "llm", "text"},
-    "convert": FACTS | {"bundled", "console", "flags", "hub", "model", "text", "assembly"},
+    "convert": FACTS
+    | {"bundled", "console", "flags", "hub", "orbax_names", "model", "text", "assembly"},
     "pictures": FACTS
     | {"console", "engine", "flags", "observer", "reporting", "sched", "sim", "timeline"},
     "__main__": frozenset({"cli"}),
@@ -171,12 +175,14 @@ FLOORS: dict[str, frozenset[str]] = {
 HOUSES: Mapping[str, Collection[str]] = {
     "values": FACTS,
     "helpers": {
+        "buckets",
         "bundled",
         "cache_files",
         "console",
         "gguf_file",
         "hub",
         "logs",
+        "orbax_names",
         "processor",
         "reporting",
     },
@@ -370,7 +376,7 @@ FAULTS = {
         ("link", "orca_jax.serve.openai.errors"),
         ("errors", "orca_jax"),
     ),
-    "the ladder does not list it": (("engine", "orca_jax.text.stream"),),
+    "the ladder does not list it": (("exec", "orca_jax.text.stream"),),
     "cellar has no floor": (("sched", "orca_jax.cellar.wine"),),
 }
 

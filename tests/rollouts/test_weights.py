@@ -15,10 +15,11 @@ from orca_jax.assembly.executor import PlacedModel, arrange, place_model
 from orca_jax.assembly.weights import WeightUpdater
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.layers import flatten_module
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.model.orbax_files import PARAMS, Keys
+from orca_jax.model.orbax_files import Keys
 from orca_jax.model.trees.memory import flat_tree, nested
 from orca_jax.values.config import DType
 from orca_jax.values.errors import CheckpointError

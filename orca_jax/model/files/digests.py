@@ -10,12 +10,14 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orca_jax.model.orbax_files import MAX_FILES, PARAMS
+from orca_jax.helpers.buckets import located, shown
+from orca_jax.helpers.buckets.store import Bucket
+from orca_jax.helpers.orbax_names import DIGESTS, PARAMS
+from orca_jax.model.files.opened import REQUEST_BYTES
+from orca_jax.model.orbax_files import MAX_FILES
 from orca_jax.values.checks import open_regular, short
 from orca_jax.values.errors import CheckpointError, system_message
 
-DIGESTS = f"{PARAMS}.sha256"
-"""The list, in the model directory."""
 REMEDY = f"Copy the checkpoint again; if the change is intended, remove {DIGESTS} or make it again"
 
 _MAX_BYTES = 64 * 2**20  # of the list
@@ -72,9 +74,15 @@ def _problem(directory: Path, digest: str, name: str) -> str | None:
 
 
 def _digest(path: Path) -> str:
+    if (place := located(path)) is not None:
+        view, key = place
+        digest = hashlib.sha256()
+        for piece in Bucket(view.name).pieces(key, REQUEST_BYTES):
+            digest.update(piece)
+        return digest.hexdigest()
     with open(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refused(directory: Path, problems: list[str]) -> CheckpointError:
-    return CheckpointError(str(directory), problems, remedy=REMEDY)
+    return CheckpointError(shown(directory), problems, remedy=REMEDY)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orca_jax.model.families.base import Weight
+from orca_jax.model.files.opened import OpenFile
 from orca_jax.model.files.safetensors import StoredTensor
-from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows, read_exactly
+from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
 
 OF_EXPERT = "[{expert}]"  # ends the key of a matrix in a tensor of all experts
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -23,13 +24,13 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 @dataclass(frozen=True)
 class Mxfp4Matrix(FileMatrix):
-    """A matrix stored in MXFP4: groups of numbers from a byte of an open file on, scales from another byte on.
+    """A matrix stored in MXFP4: groups of numbers from a byte of a file on, scales from another byte on.
 
     Its type is that of the values read. bfloat16 holds each product of a number and a scale.
     """
 
-    scales: int  # their first byte, in the file of `descriptor_of_scales`
-    descriptor_of_scales: int
+    scales: int  # their first byte, in `file_of_scales`
+    file_of_scales: OpenFile
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
@@ -42,9 +43,9 @@ class Mxfp4Matrix(FileMatrix):
         count = stop - start
         groups = self.num_columns // MXFP4_GROUP
         packed = np.empty((count, groups, _GROUP_BYTES), np.uint8)
-        read_exactly(self.descriptor, self.begin + start * groups * _GROUP_BYTES, packed)
+        self.file.read_into(self.begin + start * groups * _GROUP_BYTES, packed)
         exponents = np.empty((count, groups), np.uint8)
-        read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
+        self.file_of_scales.read_into(self.scales + start * groups, exponents)
         return packed, exponents.astype(np.int32) - 127
 
 
@@ -95,16 +96,16 @@ def with_matrices(
                 place = expert * outputs
                 begin = tensor.begin + place * inputs // 2
                 at = scales.begin + place * inputs // 32
-                found[key] = StoredTensor("BF16", (outputs, inputs), begin, tensor.descriptor)
+                found[key] = StoredTensor("BF16", (outputs, inputs), begin, tensor.file)
                 rows[key] = Mxfp4Matrix(
                     key,
                     outputs,
                     inputs,
                     DTYPES["BF16"],
-                    tensor.descriptor,
+                    tensor.file,
                     begin,
                     at,
-                    scales.descriptor,
+                    scales.file,
                 )
             del found[name], found[stem + _SCALES]
         elif len(tensor.shape) == 3 and tensor.shape[1] != 1 and tensor.dtype in DTYPES:

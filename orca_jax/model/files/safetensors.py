@@ -6,12 +6,12 @@ error with the file's name.
 
 import json
 import math
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from orca_jax.model.files.stripes import DTYPES, STORED_TYPES, FileMatrix, read_exactly
+from orca_jax.model.files.opened import OpenFile
+from orca_jax.model.files.stripes import DTYPES, STORED_TYPES, FileMatrix
 from orca_jax.values.checks import short, unique_keys
 
 METADATA = "__metadata__"
@@ -24,57 +24,57 @@ class StoredTensor(NamedTuple):
         dtype: the type by its name in safetensors.
         shape: rows first.
         begin: its first byte in the file.
-        descriptor: that of the open file.
+        file: the open file.
     """
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    descriptor: int
+    file: OpenFile
 
     def matrix(self, key: str) -> FileMatrix:
         """The rows of a tensor of floating-point numbers; a vector is one row."""
         *outer, columns = self.shape or (1,)
         dtype = DTYPES[self.dtype]
-        return FileMatrix(key, math.prod(outer), columns, dtype, self.descriptor, self.begin)
+        return FileMatrix(key, math.prod(outer), columns, dtype, self.file, self.begin)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Some rows of a matrix, in the type of the file. Raises OSError."""
         values = np.empty((stop - start, *self.shape[1:]), STORED_TYPES[self.dtype])
         if values.size:
-            read_exactly(self.descriptor, self.begin + start * values[0].nbytes, values)
+            self.file.read_into(self.begin + start * values[0].nbytes, values)
         return values
 
     def all(self) -> np.ndarray:
         """All values. Raises OSError."""
         values = np.empty(math.prod(self.shape), STORED_TYPES[self.dtype])
         if values.size:
-            read_exactly(self.descriptor, self.begin, values)
+            self.file.read_into(self.begin, values)
         return values.reshape(self.shape)
 
 
-def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], int]:
+def read_header(file: OpenFile, limit: int) -> tuple[dict[str, StoredTensor], int]:
     """Read the tensors of an open file, by their names, and the bytes of its header.
 
     Args:
-        descriptor: the descriptor of the file.
+        file: the file.
         limit: most bytes of the header.
 
     Raises:
         OSError: the header is larger or damaged, a tensor is listed twice, or the file has another size than the header
             says, for example since a download was cut.
     """
-    size = os.fstat(descriptor).st_size
-    first = os.pread(descriptor, 8, 0)
+    size = file.size
+    first = file.read(0, 8)
     length = int.from_bytes(first, "little")
-    if len(first) < 8 or length > size - 8:
+    if size is not None and (len(first) < 8 or length > size - 8):
         raise OSError(
             f"it has {size} bytes, and its header needs {8 + length}: it was cut, or is not a safetensors file"
         )
     if length > limit:
         raise OSError(f"its header has {length} bytes, and at most {limit} are read")
     try:
-        header = json.loads(os.pread(descriptor, length, 8).decode(), object_pairs_hook=unique_keys)
+        header = json.loads(file.read(8, length).decode(), object_pairs_hook=unique_keys)
         entries = {name: _tensor(name, entry) for name, entry in header.items() if name != METADATA}
     except (AttributeError, ValueError, RecursionError) as error:
         raise OSError(f"its header is damaged: {error}") from None
@@ -85,12 +85,13 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
                 f"its header is damaged: {short(name)} begins at {begin}, behind data that end at {place}"
             )
         place = end
-    if 8 + length + place != size:
+    if not file.ends_at(8 + length + place):
+        found = "other bytes" if size is None else f"{size} bytes"
         raise OSError(
-            f"it has {size} bytes, and by its header {8 + length + place}: it was cut or changed"
+            f"it has {found}, and by its header {8 + length + place}: it was cut or changed"
         )
     tensors = {
-        name: StoredTensor(dtype, shape, 8 + length + begin, descriptor)
+        name: StoredTensor(dtype, shape, 8 + length + begin, file)
         for name, ((begin, _), (dtype, shape)) in entries.items()
     }
     return tensors, length

@@ -4,7 +4,6 @@ A stripe fits into the caches of a processor, so that a transposition or a chang
 memory. Beside the result, a copy holds a stripe or two. Vectors are matrices of one row.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.model.files.finite import PART_BYTES, num_not_finite
+from orca_jax.model.files.opened import OpenFile
 
 STRIPE_BYTES = PART_BYTES
 _TRANSPOSED_ROWS = 64  # at once, so that each row of the result gets whole cache lines
@@ -51,6 +51,7 @@ class TensorRows(Protocol):
         num_columns: columns of the matrix.
         dtype: the type of its values.
         row_bytes: bytes of a row in the file.
+        step: bytes that are best read at once.
         order: sorts matrices by their places in the files.
         is_turned: rows and columns are those of the transposed tensor that a family's table of weights names.
     """
@@ -65,6 +66,8 @@ class TensorRows(Protocol):
     def dtype(self) -> np.dtype: ...
     @property
     def row_bytes(self) -> int: ...
+    @property
+    def step(self) -> int: ...
     @property
     def order(self) -> tuple[int, int]: ...
     @property
@@ -83,7 +86,7 @@ class FileMatrix:
     num_rows: int
     num_columns: int
     dtype: np.dtype
-    descriptor: int
+    file: OpenFile
     begin: int
 
     @property
@@ -91,8 +94,12 @@ class FileMatrix:
         return self.num_columns * self.dtype.itemsize
 
     @property
+    def step(self) -> int:
+        return self.file.step
+
+    @property
     def order(self) -> tuple[int, int]:
-        return self.descriptor, self.begin
+        return self.file.number, self.begin
 
     @property
     def is_turned(self) -> bool:
@@ -100,18 +107,7 @@ class FileMatrix:
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
-        read_exactly(self.descriptor, self.begin + start * self.row_bytes, values)
-
-
-def read_exactly(descriptor: int, place: int, values: np.ndarray) -> None:
-    """Read a contiguous array from a byte of an open file on. Raises OSError, also if the file ends before."""
-    left = memoryview(values.view(np.uint8).reshape(-1))
-    while left.nbytes:
-        count = os.preadv(descriptor, [left], place)
-        if count == 0:
-            raise OSError("the file ends within the tensor")
-        left = left[count:]
-        place = place + count
+        self.file.read_into(self.begin + start * self.row_bytes, values)
 
 
 @dataclass(frozen=True)
@@ -234,9 +230,10 @@ def copy(source: TensorRows, places: Sequence[CopyTarget | PackedTarget]) -> int
         return _read_directly(source, places[0].rows.start, places[0].values)
     start = min(place.file_rows.start for place in places)
     stop = max(place.file_rows.stop for place in places)
-    step = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS
+    step = _whole_rows(source, STRIPE_BYTES)
+    read_step = max(step, _whole_rows(source, source.step) // step * step)
     count = 0
-    memory = np.empty((min(step, stop - start), source.num_columns), source.dtype)
+    memory = np.empty((min(read_step, stop - start), source.num_columns), source.dtype)
     rows_read = memory
     if all(place.values.dtype == source.dtype for place in places):
         # NumPy moves integers faster than the types that ml_dtypes adds to it.
@@ -244,22 +241,30 @@ def copy(source: TensorRows, places: Sequence[CopyTarget | PackedTarget]) -> int
         rows_read = memory.view(bits)
         places = [replace(place, values=place.values.view(bits)) for place in places]
     scratch = [place.scratch() for place in places]
-    for row in range(start, stop, step):
-        source.read_into(row, memory[: stop - row])
-        count += num_not_finite(memory[: stop - row])
-        for place, own in zip(places, scratch, strict=True):
-            place.take_stripe(row, rows_read[: stop - row], own)
+    for first in range(start, stop, read_step):
+        source.read_into(first, memory[: stop - first])
+        for row in range(first, min(stop, first + read_step), step):
+            stripe = slice(row - first, min(row - first + step, stop - first))
+            count += num_not_finite(memory[stripe])
+            for place, own in zip(places, scratch, strict=True):
+                place.take_stripe(row, rows_read[stripe], own)
     return count
+
+
+def _whole_rows(source: TensorRows, num_bytes: int) -> int:
+    """The rows of about so many bytes, a multiple of those that are transposed at once."""
+    return max(1, num_bytes // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS
 
 
 def _read_directly(source: TensorRows, start: int, values: np.ndarray) -> int:
     """Read rows to their place, and count those that are not finite while they are in the caches."""
-    step = max(1, STRIPE_BYTES // source.row_bytes)
+    step = max(1, max(STRIPE_BYTES, source.step) // source.row_bytes)
+    each = max(1, STRIPE_BYTES // source.row_bytes)
     count = 0
     for row in range(0, len(values), step):
         part = values[row : row + step]
         source.read_into(start + row, part)
-        count += num_not_finite(part)
+        count += sum([num_not_finite(part[at : at + each]) for at in range(0, len(part), each)])
     return count
 
 

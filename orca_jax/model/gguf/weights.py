@@ -27,7 +27,8 @@ from orca_jax.helpers.gguf_file.header import (
 from orca_jax.kernels.native import Library, PackedBits
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, read_exactly
+from orca_jax.model.files.opened import LocalFile
+from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.leaves.bits import bits_sources
@@ -62,7 +63,7 @@ class GgufMatrix:
 
     key: str
     tensor: GgufTensor
-    descriptor: int
+    file: LocalFile
     permutation: np.ndarray | None = None
     offset: float = 0.0
 
@@ -87,6 +88,10 @@ class GgufMatrix:
         return self.num_columns * self.dtype.itemsize
 
     @property
+    def step(self) -> int:
+        return self.file.step
+
+    @property
     def order(self) -> tuple[int, int]:
         return self.tensor.part, self.tensor.begin
 
@@ -101,12 +106,12 @@ class GgufMatrix:
         if self.permutation is not None and is_matrix:
             needed = self.permutation[needed]
         elif self.tensor.kind.name in DTYPES and not self.offset and self.permutation is None:
-            read_exactly(self.descriptor, self.tensor.begin + start * self.tensor.row_bytes, values)
+            self.file.read_into(self.tensor.begin + start * self.tensor.row_bytes, values)
             return
         first = int(needed.min())
         row_bytes = self.tensor.row_bytes
         rows = np.empty((int(needed.max()) + 1 - first, row_bytes), np.uint8)
-        read_exactly(self.descriptor, self.tensor.begin + first * row_bytes, rows)
+        self.file.read_into(self.tensor.begin + first * row_bytes, rows)
         if self.permutation is not None and is_matrix:
             rows = rows[needed - first]
         found = self._numbers(rows)
@@ -140,7 +145,7 @@ class _StoredMatrix(ForLibrary):
     tensor: GgufTensor
     kind: BlockKind
     outputs: np.ndarray | None
-    descriptors: Sequence[int]  # of the open parts of the file; empty until it is read
+    files: Sequence[LocalFile]  # the open parts of the file; empty until it is read
 
     @property
     def order(self) -> tuple[int, int]:
@@ -164,19 +169,19 @@ class _StoredMatrix(ForLibrary):
         They are few enough for the caches of a processor. The outputs of a table beyond the stored ones are zeros.
         """
         tensor = self.tensor
-        descriptor = self.descriptors[tensor.part]
+        file = self.files[tensor.part]
         each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
         whole = None
         if self.outputs is not None:
             whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
-            read_exactly(descriptor, tensor.begin, whole)
+            file.read_into(tensor.begin, whole)
         for start in range(0, num_blocks * width, each):
             rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
             if whole is not None and self.outputs is not None:
                 rows[:] = whole[self.outputs[start : start + each]]
             elif (stored := min(each, tensor.shape[0] - start)) > 0:
                 begin = tensor.begin + start * tensor.row_bytes
-                read_exactly(descriptor, begin, rows[:stored])
+                file.read_into(begin, rows[:stored])
             yield start // width, rows
 
 
@@ -189,7 +194,7 @@ class _GgufModel:
     tensors: Mapping[str, GgufTensor]
     table: tuple[Weight, ...]
     keys: Mapping[str, str]  # in safetensors, by the names here
-    descriptors: Sequence[int] = ()  # of the open parts
+    files: Sequence[LocalFile] = ()  # the open parts
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -201,12 +206,12 @@ class _GgufModel:
             return None
         return permuted_rows(self.tensors[theirs].shape[0], self.config.head_dim)
 
-    def matrix(self, name: str, tensor: GgufTensor, descriptor: int) -> GgufMatrix:
+    def matrix(self, name: str, tensor: GgufTensor, file: LocalFile) -> GgufMatrix:
         """A tensor of the model as the rows of a matrix in an open file."""
         offset = 0.0
         if name.endswith("norm.weight"):
             offset = self.architecture.norm_offset
-        return GgufMatrix(self.keys[name], tensor, descriptor, self.permutation(name), offset)
+        return GgufMatrix(self.keys[name], tensor, file, self.permutation(name), offset)
 
     @property
     def stored(self) -> StoredMatrices:
@@ -227,7 +232,7 @@ class _GgufModel:
         if weight.part is not None:
             outputs = outputs_of(weight.part)
         kind = BLOCK_KINDS[tensor.kind.name]
-        return _StoredMatrix(key, tensor, kind, outputs, self.descriptors)
+        return _StoredMatrix(key, tensor, kind, outputs, self.files)
 
 
 def _model_of(path: Path, header: GgufHeader, config: ModelConfig) -> _GgufModel:
@@ -332,18 +337,17 @@ class GgufFile:
         }
         with ExitStack() as stack:
             parts = zip(parts_of(self.path, self.header), self.header.states, strict=True)
-            descriptors = [_opened(part, state, stack) for part, state in parts]
+            opened = [_opened(part, state, stack) for part, state in parts]
             for theirs, key in model.keys.items():
                 if theirs in stored:
-                    descriptor = descriptors[stored[theirs].part]
-                    files.rows[key] = model.matrix(theirs, stored[theirs], descriptor)
-            opened = replace(model, descriptors=descriptors)
-            kept = bits_sources(path, opened.stored, wanted)
+                    file = opened[stored[theirs].part]
+                    files.rows[key] = model.matrix(theirs, stored[theirs], file)
+            kept = bits_sources(path, replace(model, files=opened).stored, wanted)
             return load_files(path, files, model.table, config, wanted, progress, kept)
 
 
-def _opened(part: Path, state: FileState, stack: ExitStack) -> int:
-    """The descriptor of a file, which the stack closes. Raises CheckpointError: it cannot be read, or has changed."""
+def _opened(part: Path, state: FileState, stack: ExitStack) -> LocalFile:
+    """A file, which the stack closes. Raises CheckpointError: it cannot be read, or has changed."""
     try:
         descriptor = open_regular(part)
     except OSError as error:
@@ -354,7 +358,7 @@ def _opened(part: Path, state: FileState, stack: ExitStack) -> int:
         raise CheckpointError(
             str(part), ["the file has changed since its header was read: start again"]
         )
-    return descriptor
+    return LocalFile(descriptor)
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:

@@ -34,7 +34,7 @@ class RowLeaf(OfMatrix):
 
     def memory_for(self, places: Sequence[CopyTarget | PackedTarget]) -> int:
         """Return the bytes of a stripe."""
-        return STRIPE_BYTES
+        return max(STRIPE_BYTES, self.matrix.step)
 
     def read_into(self, places: Sequence[CopyTarget | PackedTarget]) -> int:
         """Fill all places; each needed row is read once. Raises OSError."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
@@ -105,7 +106,7 @@ def read_adapter(
         raise CheckpointError(str(directory), [problem])
     try:
         with os.fdopen(open_regular(directory / WEIGHTS), "rb") as file:
-            return _read(directory, file.fileno(), config, model, lora, dtype)
+            return _read(directory, LocalFile(file.fileno()), config, model, lora, dtype)
     except FileNotFoundError:
         reason = "missing"
         if (directory / "adapter_model.bin").exists():
@@ -120,7 +121,7 @@ def read_adapter(
 
 def _read(
     directory: Path,
-    descriptor: int,
+    file: LocalFile,
     config: PeftConfig,
     model: ModelConfig,
     lora: LoraConfig,
@@ -132,14 +133,13 @@ def _read(
         (each.weight.key, each.layer): each for each in chain.from_iterable(places.values())
     }
     # Two tensors for each matrix, and as many again for parts that are left out.
-    stored, length = read_header(descriptor, _METADATA_BYTES + 4 * len(matrices) * _ENTRY_BYTES)
+    stored, length = read_header(file, _METADATA_BYTES + 4 * len(matrices) * _ENTRY_BYTES)
     tensors = _check(stored, places, model, config.rank, problems)
     numbers = sum(_numbers(each, model, config.rank) for each in matrices.values())
-    size = os.fstat(descriptor).st_size
     most = 8 + length + 2 * numbers * _MOST_ITEM_BYTES
-    if size > most and not problems:
+    if file.size > most and not problems:
         problems.append(
-            f"{WEIGHTS} has {size} bytes; with this r, one of this model has at most {most}"
+            f"{WEIGHTS} has {file.size} bytes; with this r, one of this model has at most {most}"
         )
     if not problems:
         values, digest = _arrange(tensors, places, config, model, lora, dtype, problems)

@@ -12,6 +12,7 @@ from typing import Any
 
 from flax import nnx
 
+from orca_jax.helpers.buckets import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.kernels.matmul import MatrixKind
 from orca_jax.kernels.native import Library
@@ -46,8 +47,8 @@ def load_published(
     """Read the weights of a directory, each device its own shards. As `load_safetensors`, with the bits of files."""
     with ExitStack() as stack:
         files, table = _opened(directory, config, stack)
-        others = bits_sources(str(directory), _matrices(files, table, config), wanted)
-        return load_files(str(directory), files, table, config, wanted, progress, others)
+        others = bits_sources(shown(directory), _matrices(files, table, config), wanted)
+        return load_files(shown(directory), files, table, config, wanted, progress, others)
 
 
 def has_mxfp4(directory: Path, config: ModelConfig) -> bool:

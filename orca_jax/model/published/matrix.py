@@ -42,8 +42,12 @@ class PublishedMatrix:
         return self.num_columns * self.dtype.itemsize
 
     @property
+    def step(self) -> int:
+        return self.numbers.file.step
+
+    @property
     def order(self) -> tuple[int, int]:
-        return self.numbers.descriptor, self.numbers.begin
+        return self.numbers.file.number, self.numbers.begin
 
     @property
     def is_turned(self) -> bool:

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from orca_jax.model.orbax_files import SAVE_AGAIN, WRAPPERS, Keys, StoredTree
+from orca_jax.helpers.orbax_names import MAPPING, WRAPPERS
+from orca_jax.model.orbax_files import SAVE_AGAIN, Keys, StoredTree
 from orca_jax.model.trees import maxtext, tunix
-from orca_jax.model.trees.mapping import MAPPING, TreeMapping
+from orca_jax.model.trees.mapping import TreeMapping
 from orca_jax.model.trees.rows import LAYER, TreeRow, TreeTable
 from orca_jax.values.checks import did_you_mean
 from orca_jax.values.config import ModelConfig

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from orca_jax.helpers.buckets.problems import problem_of_array
 from orca_jax.model.files.finite import PART_BYTES, num_not_finite
 from orca_jax.model.leaves.base import ShardPart
 from orca_jax.model.parameters import (
     copied_columns,
-    first_line,
     head_dim_of,
     layers_of,
     num_copies,
@@ -66,7 +66,7 @@ class ViewLeaf:
             reads = [_begun(self.view, group) for group in together.values()]
             return sum([read() for read in reads])
         except Exception as error:  # TensorStore raises several kinds for broken files
-            raise OSError(first_line(error)) from None
+            raise OSError(problem_of_array(error)) from None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orca_jax.helpers.orbax_names import MAPPING
 from orca_jax.model.trees.maxtext import MaxTextOptions
 from orca_jax.model.trees.rows import LAYER, OPERATIONS, TreeOperation, TreeRow, TreeTable
 from orca_jax.values.checks import did_you_mean, json_value, short
 from orca_jax.values.errors import ConfigError
 
-MAPPING = "mapping.json"
 MAX_BYTES = 2**20
 
 _TABLES = ("maxtext", "tunix")

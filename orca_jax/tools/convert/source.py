@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.helpers.bundled import is_gguf, is_preset, model_directory
+from orca_jax.helpers.orbax_names import MAPPING
 from orca_jax.model.describe import named_dtype, read_model_config
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.weight_files import check_weights
@@ -23,7 +24,6 @@ from orca_jax.values.errors import ConfigError
 CONFIG = "config.json"
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
 _OF_WEIGHTS = ".index.json"  # the end of the lists of shards, of each format and variant
-_MAPPING = "mapping.json"  # describes another tree than the written one
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _texts_in(source: Path) -> dict[str, str]:
 
 
 def _is_text(file: Path) -> bool:
-    if file.name.endswith(_OF_WEIGHTS) or file.name in (CONFIG, _MAPPING):
+    if file.name.endswith(_OF_WEIGHTS) or file.name in (CONFIG, MAPPING):
         return False
     return file.is_file()
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.model.files.digests import DIGESTS, check_digests, write_digests
+from orca_jax.helpers.orbax_names import DIGESTS
+from orca_jax.model.files.digests import check_digests, write_digests
 from orca_jax.values.errors import CheckpointError
 
 

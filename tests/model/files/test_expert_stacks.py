@@ -18,6 +18,7 @@ from orca_jax.exec.cache import weight_bytes
 from orca_jax.kernels.matmul import Quantised
 from orca_jax.model.experts import Experts
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, e2m1_numbers, with_matrices
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES
 from orca_jax.model.load import load_decoder, prepare_load
@@ -45,7 +46,8 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(first + bytes(16) + bytes([128, 126]))
     descriptor = os.open(path, os.O_RDONLY)
-    matrix = Mxfp4Matrix("x", 2, 32, DTYPES["BF16"], descriptor, 0, 32, descriptor)
+    file = LocalFile(descriptor)
+    matrix = Mxfp4Matrix("x", 2, 32, DTYPES["BF16"], file, 0, 32, file)
     values = np.empty((2, 32), matrix.dtype)
     matrix.read_into(0, values)
     assert values[0, :10].astype(float).tolist() == [
@@ -59,10 +61,13 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
 
 
 def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
-    tensors = {"a": StoredTensor("F32", (2, 3, 4), 100, 7), "b": StoredTensor("F32", (5, 4), 8, 7)}
+    tensors = {
+        "a": StoredTensor("F32", (2, 3, 4), 100, LocalFile(7)),
+        "b": StoredTensor("F32", (5, 4), 8, LocalFile(7)),
+    }
     found, rows = with_matrices(tensors)
     assert (
-        found["a[1]"] == StoredTensor("F32", (3, 4), 148, 7)
+        found["a[1]"] == StoredTensor("F32", (3, 4), 148, LocalFile(7))
         and "a" not in found
         and found["b"] == tensors["b"]
     )
@@ -75,10 +80,10 @@ def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
 def test_empty_stacks_stay_whole() -> None:
     """A file of some kilobytes may claim thousands of them, each of 4,096 experts."""
     tensors = {
-        "a": StoredTensor("F32", (4096, 0, 4), 100, 7),
-        "b_blocks": StoredTensor("U8", (4096, 2, 0, 16), 100, 7),
+        "a": StoredTensor("F32", (4096, 0, 4), 100, LocalFile(7)),
+        "b_blocks": StoredTensor("U8", (4096, 2, 0, 16), 100, LocalFile(7)),
     }
-    tensors["b_scales"] = StoredTensor("U8", (4096, 2, 0), 100, 7)
+    tensors["b_scales"] = StoredTensor("U8", (4096, 2, 0), 100, LocalFile(7))
     assert with_matrices(tensors) == (tensors, {})
 
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from orca_jax.model.families.base import JoinedPart
 from orca_jax.model.files import stripes
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.leaves import fill
 from orca_jax.model.leaves.bits import BitsLeaf, BitsPlace
@@ -36,7 +37,9 @@ def a_file(folder: Path, values: np.ndarray, begin: int = 24) -> FileMatrix:
     path = folder / "values"
     path.write_bytes(b"\xff" * begin + values.tobytes())
     rows, columns = values.shape
-    return FileMatrix("a", rows, columns, values.dtype, os.open(path, os.O_RDONLY), begin)
+    return FileMatrix(
+        "a", rows, columns, values.dtype, LocalFile(os.open(path, os.O_RDONLY)), begin
+    )
 
 
 def test_pairs_that_lie_side_by_side() -> None:
@@ -78,7 +81,7 @@ def test_parts_of_a_matrix(
         if place.is_transposed:
             wanted = wanted[place.rows.start : place.rows.stop]
         np.testing.assert_array_equal(place.values, wanted)
-    os.close(source.descriptor)
+    os.close(source.file.number)
 
 
 def test_a_file_that_ends_within_a_matrix(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_a_file_that_ends_within_a_matrix(tmp_path: Path) -> None:
     os.truncate(tmp_path / "values", 60)
     with pytest.raises(OSError, match="ends within"):
         copy(source, [CopyTarget(np.empty((4, 8), np.float32), range(4), range(8), False)])
-    os.close(source.descriptor)
+    os.close(source.file.number)
 
 
 def test_ranges_are_recognised() -> None:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from orca_jax.helpers.hub import SINGLE
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import read_header
 from orca_jax.model.load import load_decoder
 from orca_jax.values.errors import CheckpointError
@@ -23,7 +24,7 @@ LIMIT = 2**20
 def header_of(path: Path, limit: int = LIMIT) -> Any:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return read_header(descriptor, limit)
+        return read_header(LocalFile(descriptor), limit)
     finally:
         os.close(descriptor)
 

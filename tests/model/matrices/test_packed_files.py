@@ -10,6 +10,7 @@ from flax import nnx
 
 from orca_jax.assembly.executor import arrange_and_pack, arrange_for
 from orca_jax.kernels.native import pack
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.stripes import FileMatrix, PackedTarget, copy
 from orca_jax.model.leaves.rows import RowSource
 from orca_jax.model.load import prepare_load
@@ -60,6 +61,6 @@ def test_a_part_of_a_packed_matrix_by_hand(dtype: DType, lines: range, tmp_path:
     packed = np.asarray(pack(jax.numpy.asarray(rows.T), 4))[1:3, lines.start : lines.stop]
     values = np.zeros_like(packed)
     with open(tmp_path / "rows", "rb") as file:
-        source = FileMatrix("key", 16, 12, rows.dtype, file.fileno(), 0)
+        source = FileMatrix("key", 16, 12, rows.dtype, LocalFile(file.fileno()), 0)
         assert copy(source, [PackedTarget(values, range(4, 12), range(4, 12), 4)]) == 0
     np.testing.assert_array_equal(values.astype(np.float32), packed.astype(np.float32))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from orca_jax.kernels.native import PackedBits, unpack_columns
+from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import TensorRows
 from orca_jax.model.published.config import read_stored_form
@@ -29,7 +30,7 @@ def opened(name: str) -> Iterator[tuple[TensorRows, np.ndarray]]:
     path = RECORDS / f"{name}.safetensors"
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        tensors, _ = read_header(descriptor, 2**20)
+        tensors, _ = read_header(LocalFile(descriptor), 2**20)
         plain = values_of(descriptor, tensors.pop("plain"))
         form = read_stored_form(config_of(path))
         found = with_published(tensors, form)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.rope import frequencies
 from orca_jax.model.trees import maxtext
 from orca_jax.values.errors import CheckpointError, ConfigError

@@ -14,9 +14,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from orca_jax.helpers.orbax_names import MAPPING, PARAMS
 from orca_jax.model.load import load_decoder
-from orca_jax.model.orbax_files import PARAMS
-from orca_jax.model.trees.mapping import MAPPING, read_mapping
+from orca_jax.model.trees.mapping import read_mapping
 from orca_jax.model.trees.rows import OPERATIONS as OF_ROWS
 from orca_jax.values.errors import ConfigError
 from tests.model.orbax import refusal

@@ -9,8 +9,8 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from flax import nnx
 
+from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.load import load_decoder
-from orca_jax.model.orbax_files import PARAMS
 from orca_jax.values.errors import ConfigError
 from tests.model.orbax import refusal
 from tests.model.reference import mesh_of
