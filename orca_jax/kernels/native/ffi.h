@@ -5,6 +5,10 @@
 
 #include "xla/ffi/api/c_api.h"
 
+#if XLA_FFI_API_MINOR < 4  // of jaxlib before 0.11.1
+typedef XLA_FFI_Extension_Base XLA_FFI_InternalExtension;
+#endif
+
 // True for the call with which XLA asks for the version of its interface; this function answers it.
 static inline int is_query(XLA_FFI_CallFrame *frame) {
   XLA_FFI_InternalExtension *extension = frame->extension_start;
