@@ -235,12 +235,12 @@ class JaxExecutor:
         trim_heap()
 
     def restore_weights(self) -> None:
-        """Put the weights back that the host keeps. No other ones may be in their place."""
+        """Put the weights of the host back. No other ones may be in their place."""
         for stage in self.stages:
             stage.restore_weights()
 
     def allocate_pages(self) -> None:
-        """Allocate empty pages, as at start. The programs that fill them do not count as compiled while serving."""
+        """Allocate empty pages, as at start. Their programs do not count as compiled while serving."""
         before = self._counter.count
         for stage in self.stages:
             stage.allocate_pages()
@@ -456,7 +456,7 @@ def _compiled(
     progress: Progress,
     times: StartTimes,
 ) -> list[dict[ProgramName, jax.stages.Compiled]]:
-    """The programs of each stage; waits for those whose compilation began before."""
+    """The programs of each stage, also after a compilation that began before."""
     if ahead is not None:
         return ahead.result(progress)
     with compile_cache(config.compile_cache):

@@ -183,7 +183,7 @@ class Layout:
         return self.vector.views(vector)
 
     def step(self, used: int) -> NDArray[np.int32]:
-        """What each of the first `used` rows of one token adds to the vector by the next token."""
+        """The change of the vector by the next token of the first `used` rows, of one token each."""
         step = np.zeros(self.size, np.int32)
         view = self.views(step)
         view["positions"][:used] = 1
@@ -285,7 +285,7 @@ class PackedIncrements(NamedTuple):
 class Packer:
     """Packs launches one after the other.
 
-    In decode most launches are those before them with other positions, so they are made from their vectors. The
+    In decode most launches equal earlier ones but for positions, so they are made from the earlier vectors. The
     program of the layers leaves nothing else in the caches of a processor, and there this takes a fifth of the time of
     `pack`.
     """
@@ -313,7 +313,7 @@ class Packer:
     def _move_on(
         self, members: Sequence[Member], earlier: PackedIncrements
     ) -> tuple[NDArray[np.int32], Kept]:
-        """The launch in which each request of an earlier one is a token further."""
+        """The next launch, with one more token for each request of an earlier one."""
         layout = earlier.layout
         vector = earlier.vector + earlier.step
         if layout.has_moving_blocks or any([member.new_blocks for member in members]):
@@ -328,7 +328,7 @@ class Packer:
 
 
 def _is_increment(member: Member) -> bool:
-    """True if a member is one token, on the device, after which another one is drawn."""
+    """True if a member is one token on the device, and draws another one."""
     return member.is_sampling and member.last_on_device and not member.ids and not member.targets
 
 

@@ -131,7 +131,7 @@ class RemoteHop:
 
 
 class HeldArray(NamedTuple):
-    """An array in the memory of the host, by the place of each part that this process has."""
+    """An array in the memory of the host: the parts of this process, by their places."""
 
     shape: tuple[int, ...]
     sharding: jax.sharding.Sharding
@@ -302,7 +302,7 @@ class Stage:
             array.delete()
 
     def restore_weights(self) -> None:
-        """Put the weights back that the host keeps."""
+        """Put the weights of the host back."""
         held = self._held
         self._held = []
         for index, each in enumerate(held):

@@ -5,12 +5,15 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orca_jax.helpers.buckets import is_bucket, view_of
-from orca_jax.helpers.hub import HubModel, download, is_hub_name
+from orca_jax.helpers.hub import HubModel, download, is_bucket, is_hub_name
 from orca_jax.values.checks import did_you_mean
 from orca_jax.values.config import PREDICTORS, EngineConfig
 from orca_jax.values.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orca_jax.helpers.buckets.views import BucketView
 
 DEMO = "demo"
 DEMO_RANKER = "demo_length_ranker"
@@ -79,10 +82,17 @@ def model_directory(
     if model == SMOLLM2:
         return str(smollm2_file())
     if is_bucket(model):
-        return str(view_of(model, revision).folder)
+        return str(_bucket_view(model, revision).folder)
     if is_hub_name(model):
         return str(download(HubModel(model, revision, download_dir), needs_weights=needs_weights))
     return "" if is_preset(model) else model
+
+
+def _bucket_view(model: str, revision: str | None = None, param: str = "model") -> "BucketView":
+    """The view of a bucket. Raises ConfigError."""
+    from orca_jax.helpers.buckets.views import view_of  # settings and help need none
+
+    return view_of(model, revision, param)
 
 
 def pinned(config: EngineConfig) -> EngineConfig:
@@ -97,14 +107,14 @@ def pinned(config: EngineConfig) -> EngineConfig:
     token = config.hf_token
     config = replace(config, hf_token=None)
     if config.tokenizer is not None and is_bucket(config.tokenizer):
-        tokenizer = view_of(config.tokenizer, param="tokenizer")
+        tokenizer = _bucket_view(config.tokenizer, param="tokenizer")
         config = replace(config, tokenizer=str(tokenizer.folder))
     if config.tokenizer is not None and is_hub_name(config.tokenizer):
         place = HubModel(config.tokenizer, None, config.download_dir, token)
         folder = download(place, needs_weights=False, param="tokenizer", has_bars=config.progress)
         config = replace(config, tokenizer=str(folder))
     if is_bucket(config.model):
-        return replace(config, revision=view_of(config.model, config.revision).revision)
+        return replace(config, revision=_bucket_view(config.model, config.revision).revision)
     if not is_hub_name(config.model):
         return config
     place = HubModel(config.model, config.revision, config.download_dir, token)

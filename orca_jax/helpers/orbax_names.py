@@ -7,7 +7,7 @@ CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 COMMITTED = "commit_success.txt"
 MANIFEST = "manifest.ocdbt"
 MARKS = (METADATA, CHECKPOINT_METADATA, COMMITTED)
-"""Files of which a checkpoint has at least one."""
+"""Files of a checkpoint: it has at least one."""
 
 WRAPPERS = ("params", "state", "default", "model", "pytree")
 """Usual names of the tree of parameters, best first."""

@@ -15,8 +15,8 @@ import numpy as np
 import tensorstore
 from flax import nnx
 
-from orca_jax.helpers.buckets import shown
 from orca_jax.helpers.buckets.problems import problem_of_array
+from orca_jax.helpers.buckets.views import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.model.block import Block

@@ -18,7 +18,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from orca_jax.helpers.buckets import shown
+from orca_jax.helpers.buckets.views import shown
 from orca_jax.helpers.orbax_names import (
     COMMITTED,
     MANIFEST,

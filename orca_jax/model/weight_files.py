@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from orca_jax.helpers.buckets import located, shown
+from orca_jax.helpers.buckets.views import located, shown
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.helpers.orbax_names import PARAMS

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from orca_jax.helpers.buckets import shown
+from orca_jax.helpers.buckets.views import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES

@@ -103,7 +103,7 @@ async def _is_sleeping(service: Service, _: Request) -> Response:
 
 
 def _check_choices(wanted: Mapping[str, str], choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise ApiError for a parameter of a route that is unknown, or has another value than these."""
+    """Raise ApiError for an unknown parameter of a route, or for another value than these."""
     for name, value in wanted.items():
         if name not in choices:
             raise ApiError(400, f"{name} is unknown; use {' and '.join(choices)}", name)

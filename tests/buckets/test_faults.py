@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.helpers.buckets import names, view_of, views
+from orca_jax.helpers.buckets import names, views
+from orca_jax.helpers.buckets.views import view_of
 from orca_jax.helpers.bundled import model_directory, pinned, with_commit
 from orca_jax.helpers.hub import INDEX
 from orca_jax.model.load import load_decoder

@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from orca_jax.helpers.buckets import BucketName
+from orca_jax.helpers.buckets.names import BucketName
 from orca_jax.helpers.buckets.store import Bucket
 from orca_jax.helpers.bundled import model_directory
 from orca_jax.helpers.orbax_names import DIGESTS, PARAMS

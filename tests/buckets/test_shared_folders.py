@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.helpers.buckets import folders, view_of
+from orca_jax.helpers.buckets import folders
 from orca_jax.helpers.buckets.folders import shared_root
+from orca_jax.helpers.buckets.views import view_of
 from orca_jax.values.errors import ConfigError
 from tests.buckets.emulator import BUCKET, Emulator
 
 NAME = f"s3://{BUCKET}/a"
 PROGRAM = f"""
 import sys
-from orca_jax.helpers.buckets import view_of
+from orca_jax.helpers.buckets.views import view_of
 print(view_of({NAME!r}).folder, flush=True)
 sys.stdin.read()
 """

@@ -98,7 +98,7 @@ def pack_draws(
 
 
 class PackedDraws(NamedTuple):
-    """The vector of a launch, from which that of the next one is made."""
+    """The vector of a launch: the next one is made from it."""
 
     row: NDArray[np.int32]  # of its kept tokens
     layout: VectorLayout

@@ -1,6 +1,6 @@
-"""Private folders that the processes of one user share by name.
+"""Private folders, shared by the processes of one user by name.
 
-A folder goes with the last process that uses it, or at the next use of any if that process was killed.
+A folder goes with its last process, or at the next use of any if that process was killed.
 """
 
 import atexit
@@ -88,7 +88,7 @@ def _keep(folder: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove a folder that no process uses."""
+    """Remove a folder unless a process uses it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ def _release_at_end(owner: int) -> None:
 
 
 def release() -> None:
-    """Stop to use all folders, and remove those that no other process uses. Raises OSError."""
+    """Stop to use all folders, and remove them unless another process uses them. Raises OSError."""
     if not _held:
         return
     with _locked() as root:

@@ -11,6 +11,7 @@ import re
 from typing import Any, NamedTuple, Self
 
 from orca_jax.helpers.buckets.environment import place_of_s3
+from orca_jax.helpers.hub import BUCKET_DRIVERS
 from orca_jax.values.checks import short
 from orca_jax.values.errors import ConfigError
 
@@ -18,15 +19,8 @@ RETRIES = {"max_retries": 6, "initial_delay": "250ms", "max_delay": "8s"}
 """The further tries of a request, each after twice the delay of the one before: a quarter of a minute in all."""
 
 MAX_KEY_BYTES = 1024  # of the names of objects, in both clouds
-_DRIVERS = {"gs": "gcs", "s3": "s3", "http": "http", "https": "http"}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}(:\d{1,5})?", re.ASCII)
 _SEGMENT = re.compile(r"[^\x00-\x1f\x7f?#\\\ud800-\udfff]{1,255}")
-
-
-def is_bucket(model: str) -> bool:
-    """Return True for a name that begins with the scheme of a bucket or of a web server."""
-    scheme, separator, _ = model.partition("://")
-    return bool(separator) and scheme in _DRIVERS
 
 
 def is_plain_key(key: str) -> bool:
@@ -85,7 +79,7 @@ class BucketName(NamedTuple):
 
     def spec(self, prefix: str = "") -> dict[str, Any]:
         """Return the specification of TensorStore for the objects whose keys begin with a prefix."""
-        driver = _DRIVERS[self.scheme]
+        driver = BUCKET_DRIVERS[self.scheme]
         found: dict[str, Any] = {"driver": driver, f"{driver}_request_retries": RETRIES}
         if driver == "http":
             return found | {"base_url": f"{self.scheme}://{self.bucket}", "path": f"/{prefix}"}

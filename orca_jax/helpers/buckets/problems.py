@@ -19,7 +19,7 @@ _CREDENTIALS = {
 
 
 class BucketError(OSError):
-    """An object that cannot be read."""
+    """An unreadable object."""
 
 
 class NotAllowed(BucketError):

@@ -35,7 +35,7 @@ class Bucket:
         self._store = self._waited("", opened)
 
     def generations(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the versions of those objects that exist, by key. All are asked for at once.
+        """Return the versions of existing objects, by key. All are asked for at once.
 
         Raises:
             BucketError: the store does not answer. NotAllowed: none can be read, and one is refused.
@@ -115,7 +115,7 @@ class Bucket:
 
 
 def _check_version() -> None:
-    """Refuse a TensorStore that reads no ranges. Raises BucketError."""
+    """Refuse a TensorStore without ranges. Raises BucketError."""
     found = version("tensorstore")
     if tuple(map(int, found.split(".")[:3])) < _OLDEST:
         needed = ".".join(map(str, _OLDEST))

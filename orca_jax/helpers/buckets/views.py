@@ -1,4 +1,4 @@
-"""Folders of this machine that stand for folders of buckets.
+"""Folders of this machine in place of folders of buckets.
 
 A folder holds the small files of a model, and in place of each object with weights, which is read by range, a file with
 its version. All processes of this user share it by its revision, a digest of all versions.
@@ -38,7 +38,7 @@ _LIMITS = {
     DIGESTS: 64 * _MIB,
     METADATA: 64 * _MIB,
 }
-"""The most bytes of each file that is copied."""
+"""The most bytes of each copied file."""
 _CONFIG = "config.json"
 _TOKENIZER = "tokenizer.json"
 _OBJECTS = "objects.json"
@@ -116,7 +116,7 @@ def view_of(model: str, revision: str | None = None, param: str = "model") -> Bu
 
 
 def located(path: Path) -> tuple[BucketView, str] | None:
-    """Return the view with a file or a folder, and its name in the bucket; None for a path that is in no view."""
+    """Return the view with a file or a folder, and its name in the bucket; None for a path in no view."""
     root = shared_root()
     if root not in path.parents:
         return None
@@ -128,7 +128,7 @@ def located(path: Path) -> tuple[BucketView, str] | None:
 
 
 def shown(folder: Path) -> str:
-    """Return the name of a folder for messages, that in the bucket for one of a view."""
+    """Return the name of a folder for messages; a view has its name in the bucket."""
     if (place := located(folder)) is None:
         return str(folder)
     view, key = place
@@ -170,7 +170,7 @@ def _settings(bucket: Bucket, needed: str) -> dict[str, str]:
 
 
 def _marks() -> Iterator[str]:
-    """The files by which Orbax is known: those of each folder that may hold a tree, and of the two above trees."""
+    """The marks of Orbax: files of each folder that may hold a tree, and of the two above trees."""
     for parts in product(("", PARAMS), ("", *TREE_FOLDERS), (METADATA,)):
         yield "/".join(filter(None, parts))
     yield from (CHECKPOINT_METADATA, f"{PARAMS}/{CHECKPOINT_METADATA}")

@@ -35,6 +35,9 @@ _MAX_SETTINGS_BYTES = 256 * 2**20  # tokenizers with large vocabularies have 35 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_FOLDER = "choose another folder with --download-dir or HF_HOME"
 
+BUCKET_DRIVERS = {"gs": "gcs", "s3": "s3", "http": "http", "https": "http"}
+"""The driver of TensorStore for each scheme of a bucket or of a web server."""
+
 
 class HubModel(NamedTuple):
     """A model on the Hub.
@@ -55,6 +58,12 @@ class HubModel(NamedTuple):
 def is_hub_name(model: str) -> bool:
     """Return True for a name such as ORG/NAME, unless there is a directory or file of this name."""
     return _NAME.fullmatch(model) is not None and not Path(model).exists()
+
+
+def is_bucket(model: str) -> bool:
+    """Return True for a name that begins with the scheme of a bucket or of a web server."""
+    scheme, separator, _ = model.partition("://")
+    return bool(separator) and scheme in BUCKET_DRIVERS
 
 
 def download(

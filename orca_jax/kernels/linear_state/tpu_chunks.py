@@ -41,7 +41,7 @@ Ref = Any  # Pallas has no public type for references
 
 
 class _Items(NamedTuple):
-    """The chunks of all requests; references within the kernel. Those past the last one are copies without tokens."""
+    """The chunks of all requests; references within the kernel. Later ones are copies without tokens."""
 
     place: Int[Array, " M"]  # the first token that is read
     begin: Int[Array, " M"]  # the first own token among those
@@ -240,7 +240,7 @@ class _Since:
         self.across = self.down.T  # the same numbers: what remains of a token at itself is 1
 
     def of_head(self, head: int) -> tuple[Float[Array, "C 1"], Float[Array, "1 C"]]:
-        """Those of a head, as a column and as a row."""
+        """The values of a head, as a column and as a row."""
         return self.down[:, head : head + 1], self.across[head : head + 1]
 
 
@@ -282,7 +282,7 @@ def _advance(
 
 
 def _store(out: Ref, results: Ref, sem: Ref, items: _Items) -> None:
-    """Start to write the results of a chunk, and wait for those of the chunk before, whose memory is the next one's."""
+    """Start to write the results of a chunk, and wait for the chunk before: the next one takes its memory."""
     block, item = pl.program_id(0), pl.program_id(1)
     size = results.shape[2]
 

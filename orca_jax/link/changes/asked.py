@@ -1,4 +1,4 @@
-"""The front end's side of pauses and sleep: what it asked of the engine that serves."""
+"""The front end's side of pauses and sleep: calls to the engine."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -31,7 +31,7 @@ class EngineChanges(EngineCalls):
         self.forget()
 
     def forget(self) -> None:
-        """Note that another engine serves, which is awake."""
+        """Note another engine: it is awake."""
         self.is_paused = False
         self.asleep = frozenset[SleepTag]()
 

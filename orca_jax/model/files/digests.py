@@ -10,8 +10,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orca_jax.helpers.buckets import located, shown
 from orca_jax.helpers.buckets.store import Bucket
+from orca_jax.helpers.buckets.views import located, shown
 from orca_jax.helpers.orbax_names import DIGESTS, PARAMS
 from orca_jax.model.files.opened import REQUEST_BYTES
 from orca_jax.model.orbax_files import MAX_FILES

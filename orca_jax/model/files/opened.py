@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from orca_jax.helpers.buckets import located, shown
 from orca_jax.helpers.buckets.problems import BucketError, changed
 from orca_jax.helpers.buckets.store import Bucket
+from orca_jax.helpers.buckets.views import located, shown
 from orca_jax.model.files.finite import PART_BYTES
 from orca_jax.values.checks import open_regular
 from orca_jax.values.errors import CheckpointError
@@ -64,7 +64,7 @@ class LocalFile:
 
     @property
     def step(self) -> int:
-        """Bytes that stay in the caches of a processor."""
+        """Bytes for the caches of a processor."""
         return PART_BYTES
 
     def read(self, begin: int, length: int) -> bytes:
@@ -98,12 +98,12 @@ class BucketFile:
 
     @property
     def size(self) -> None:
-        """Not known: a store tells it with no answer that has few bytes."""
+        """Not known: no small answer of a store tells it."""
         return
 
     @property
     def step(self) -> int:
-        """The bytes of the requests that run at once."""
+        """The bytes of all requests at once."""
         return _REQUESTS * REQUEST_BYTES
 
     def read(self, begin: int, length: int) -> bytes:
@@ -152,7 +152,7 @@ def open_file(path: Path, stack: ExitStack, number: int = 0) -> OpenFile:
 
 
 def check_unchanged(folder: Path) -> None:
-    """Refuse arrays of a view that were read while its objects changed. Raises CheckpointError."""
+    """Refuse arrays of a view after a change of its objects. Raises CheckpointError."""
     if (place := located(folder)) is None:
         return
     view = place[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import nnx
 
-from orca_jax.helpers.buckets import shown
+from orca_jax.helpers.buckets.views import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.kernels.matmul import MatrixKind
 from orca_jax.kernels.native import Library
