@@ -406,7 +406,7 @@ def pack(
 
 
 def _states(own: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-    """The blocks of states that segments read and write. A member that is cut reads again what it wrote."""
+    """The blocks of states that segments read and write. A cut member reads its own result."""
     sources, targets = [], []
     for member, (_, offset, _) in zip(own, segments, strict=True):
         move = member.state

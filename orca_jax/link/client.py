@@ -325,7 +325,7 @@ class EngineClient:
         await self.changes.ask(ReadWeights(source, version))
         self._has_new_weights = True
         answer = await self.changes.ask(ReplaceWeights(aborts))
-        self.changes.note_weights()
+        self.changes.note_awake("weights")
         return answer.version
 
     @property

@@ -134,7 +134,7 @@ class ChatTemplate:
             add_generation_prompt: end with the beginning of an assistant message.
             continue_final_message: end within the last message, so that the model continues it.
             kwargs: further variables of the template.
-            max_continued: the most characters of a prompt that ends within the last message, and of what is cut off.
+            max_continued: with `continue_final_message`, the most characters of the prompt, and of the part behind it.
 
         Raises:
             RenderedTooLong: the prompt is too long.

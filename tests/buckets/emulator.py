@@ -1,7 +1,6 @@
 """A store of objects on this machine: it speaks as Google Cloud Storage, as S3, and as a plain web server."""
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
+
+from tests.hub.fake_hub import answering
 
 BUCKET = "bucket"
 TOKEN = "token-of-tests"
@@ -68,15 +69,8 @@ def running(store: Emulator) -> Iterator[Emulator]:
     class Handler(_Handler):
         state = store
 
-    with _Server(("127.0.0.1", 0), Handler) as server:
-        store.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield store
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(_Server(("127.0.0.1", 0), Handler)) as store.url:
+        yield store
 
 
 class _Server(ThreadingHTTPServer):

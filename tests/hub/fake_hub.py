@@ -51,12 +51,18 @@ def running(hub: FakeHub) -> Iterator[FakeHub]:
     class Handler(_Handler):
         state = hub
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as hub.url:
+        yield hub
+
+
+@contextmanager
+def answering(server: ThreadingHTTPServer) -> Iterator[str]:
+    """Let a server answer until the end of the block; its URL."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield hub
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

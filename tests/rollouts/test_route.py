@@ -256,33 +256,41 @@ def test_the_prefix_cache_is_emptied_by_its_own_key_alone(config: ServerConfig) 
     assert link.num_resets == 3
 
 
-def test_sleep_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
+def changed(
+    config: ServerConfig, wanted: Sequence[tuple[str, str, dict[str, str]]]
+) -> tuple[list[httpx.Response], UpdatedLink]:
+    """The answers to calls of a method, a path and headers, and the engine that they changed."""
+
     async def act(stage: Stage) -> tuple[list[httpx.Response], UpdatedLink]:
         link = UpdatedLink(stage.client, stage.link.script)
         stage.client._link = link  # type: ignore[assignment]
         async with stage.http() as http:
-            wanted = [
-                ("POST", "/sleep?level=2&mode=wait", ADMIN),
-                ("GET", "/is_sleeping", ADMIN),
-                ("POST", "/sleep", ADMIN),
-                ("POST", "/wake_up?tags=weights", ADMIN),
-                ("GET", "/is_sleeping", ADMIN),
-                ("POST", "/wake_up", ADMIN),
-                ("GET", "/is_sleeping/", ADMIN),
-                ("POST", "/sleep", USER),
-                ("POST", "/wake_up", {}),
-                ("POST", "/sleep?level=3", ADMIN),
-                ("POST", "/sleep?mode=keep", ADMIN),
-                ("POST", "/wake_up?tag=weights", ADMIN),
-                ("POST", "/wake_up?tags=all", ADMIN),
-            ]
             answers = [
                 await http.request(method, path, headers=headers)
                 for method, path, headers in wanted
             ]
             return answers, link
 
-    answers, link = on_stage(saying("ab"), act, config)
+    return on_stage(saying("ab"), act, config)
+
+
+def test_sleep_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
+    wanted = [
+        ("POST", "/sleep?level=2&mode=wait", ADMIN),
+        ("GET", "/is_sleeping", ADMIN),
+        ("POST", "/sleep", ADMIN),
+        ("POST", "/wake_up?tags=weights", ADMIN),
+        ("GET", "/is_sleeping", ADMIN),
+        ("POST", "/wake_up", ADMIN),
+        ("GET", "/is_sleeping/", ADMIN),
+        ("POST", "/sleep", USER),
+        ("POST", "/wake_up", {}),
+        ("POST", "/sleep?level=3", ADMIN),
+        ("POST", "/sleep?mode=keep", ADMIN),
+        ("POST", "/wake_up?tag=weights", ADMIN),
+        ("POST", "/wake_up?tags=all", ADMIN),
+    ]
+    answers, link = changed(config, wanted)
     codes = [answer.status_code for answer in answers]
     assert codes == [200, 200, 400, 200, 200, 200, 200, 401, 401, 400, 400, 400, 400]
     assert [answers[place].json()["is_sleeping"] for place in (1, 4, 6)] == [True, True, False]
@@ -294,28 +302,18 @@ def test_sleep_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
 
 
 def test_a_pause_is_opened_by_its_own_key_alone(config: ServerConfig) -> None:
-    async def act(stage: Stage) -> tuple[list[httpx.Response], UpdatedLink]:
-        link = UpdatedLink(stage.client, stage.link.script)
-        stage.client._link = link  # type: ignore[assignment]
-        async with stage.http() as http:
-            wanted = [
-                ("POST", "/pause", ADMIN),
-                ("GET", "/is_paused", ADMIN),
-                ("POST", "/pause?mode=keep&clear_cache=false", ADMIN),
-                ("POST", "/resume", ADMIN),
-                ("GET", "/is_paused/", ADMIN),
-                ("POST", "/pause", USER),
-                ("GET", "/is_paused", {}),
-                ("POST", "/pause?mode=stop", ADMIN),
-                ("POST", "/pause?wait_for_inflight_requests=true", ADMIN),
-            ]
-            answers = [
-                await http.request(method, path, headers=headers)
-                for method, path, headers in wanted
-            ]
-            return answers, link
-
-    answers, link = on_stage(saying("ab"), act, config)
+    wanted = [
+        ("POST", "/pause", ADMIN),
+        ("GET", "/is_paused", ADMIN),
+        ("POST", "/pause?mode=keep&clear_cache=false", ADMIN),
+        ("POST", "/resume", ADMIN),
+        ("GET", "/is_paused/", ADMIN),
+        ("POST", "/pause", USER),
+        ("GET", "/is_paused", {}),
+        ("POST", "/pause?mode=stop", ADMIN),
+        ("POST", "/pause?wait_for_inflight_requests=true", ADMIN),
+    ]
+    answers, link = changed(config, wanted)
     codes = [answer.status_code for answer in answers]
     assert codes == [200, 200, 200, 200, 200, 401, 401, 400, 400]
     assert [answers[place].json() for place in (0, 1, 3, 4)] == [

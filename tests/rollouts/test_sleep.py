@@ -126,6 +126,23 @@ def test_an_update_wakes_the_weights_of_level_two() -> None:
     assert sleeper.seen == ["keeps False", "pages"]
 
 
+def test_an_update_ends_the_sleep_if_the_pages_are_back() -> None:
+    toy = ShiftedToy(0.001)
+    Sleeper(toy)
+
+    async def act(front: Front) -> None:
+        changes = front.client.changes
+        await changes.sleep(2)
+        await changes.wake_up(["kv_cache"])
+        assert changes.is_paused
+        later = asyncio.create_task(front.answer(PROMPT, SHORT))
+        assert await front.client.update_weights("3") == 1
+        assert not changes.asleep and not changes.is_paused
+        assert (await later)[:2] == (1, [expected(PROMPT, 3, 3)])
+
+    run_front(toy, act)
+
+
 def test_what_cannot_sleep_goes_on() -> None:
     toy = ShiftedToy(0.001)
 

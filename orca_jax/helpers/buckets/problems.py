@@ -12,6 +12,7 @@ _STATUS = re.compile(r"(?:http_response_code='|HTTP code )(\d{3})")
 _CURL = re.compile(r"curl_code='(\d+)'")
 _OBJECT = re.compile(r'Error reading (?:Byte range \[\d+, \d+\) of )?(?:"([^"]+)"|(\S+)):')
 _TRIES = f"after {RETRIES['max_retries']} further tries"
+_CUT = "it has fewer bytes than it should have: it was cut or changed; copy it again"
 _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or gcloud auth application-default login",
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -72,7 +73,7 @@ def _reason(url: str, error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "the answer took too long; check the network and the endpoint"
     if text.startswith("OUT_OF_RANGE"):
-        return "it has fewer bytes than it should have: it was cut or changed; copy it again"
+        return _CUT
     if text.startswith("FAILED_PRECONDITION"):
         return "the server ignores ranges of bytes; use another endpoint"
     return f"it cannot be read ({_kind(error)}); check credentials, region, endpoint and name"
@@ -86,7 +87,7 @@ def _of_status(status: int, scheme: str) -> str:
     if status == 404:
         return "there is no such bucket or object (HTTP 404); check the name"
     if status == 416:
-        return "it has fewer bytes than it should have: it was cut or changed; copy it again"
+        return _CUT
     if status == 429 or status >= 500:
         return f"the server failed {_TRIES} (HTTP {status}); load again later"
     return f"the server refuses the request (HTTP {status}); check endpoint, region and name"

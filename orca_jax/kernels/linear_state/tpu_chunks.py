@@ -11,7 +11,7 @@
 Tokens are the first axis, so a chunk begins at any token. A chunk near the end of all tokens is read from an earlier
 one on. Tokens of others are masked, and their results are not written.
 
-What a chunk does is that of `xla.py`, with all factors of products in halves (`halves.py`). With `beta`, the numbers
+A chunk has the arithmetic of `xla.py`, with all factors of products in halves (`halves.py`). With `beta`, the numbers
 that tokens add are the solution of a triangular system (`triangles.py`).
 """
 

@@ -112,7 +112,7 @@ class _Factors(NamedTuple):
     Attributes:
         since: the logarithm of what remains of the state before the chunk, [M, H, C].
         pairs: the products of queries and keys, weighted, [M, H, C, C]; without those of later keys.
-        solve: the matrix from what values lack to what is added, alike; None without `beta`.
+        solve: the matrix from lacking values to added ones, of the same shape; None without `beta`.
     """
 
     since: Any

@@ -73,14 +73,10 @@ class EngineChanges(EngineCalls):
             if tag not in SLEEP_TAGS:
                 raise RequestError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags")
         await self.ask(WakeUp(tuple(tags)))
-        self._note_awake(*tags)
+        self.note_awake(*tags)
 
-    def note_weights(self) -> None:
-        """Note that new weights are in place."""
-        self.asleep -= {"weights"}
-
-    def _note_awake(self, *tags: SleepTag) -> None:
-        was_asleep = bool(self.asleep)
-        self.asleep -= set(tags)
-        if was_asleep and not self.asleep:
-            self.is_paused = False
+    def note_awake(self, *tags: SleepTag) -> None:
+        """Note that what these tags name is on the devices; the engine resumes with the last of it."""
+        if self.asleep:
+            self.asleep -= set(tags)
+            self.is_paused = bool(self.asleep)

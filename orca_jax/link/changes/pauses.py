@@ -28,7 +28,7 @@ class Pauses:
         self.is_on = False  # true if new requests must wait
         self.is_frozen = False  # true if no iteration may run
         self.is_due = False  # true if calls wait for the end of requests
-        self.sleep = EngineSleep(self.engine)
+        self.sleep = EngineSleep(self.engine, self._end)
         self._clears_cache = False
         self._calls: list[int] = []  # the numbers of those
 
@@ -48,17 +48,13 @@ class Pauses:
 
     def take_change(self, change: Resume | Sleep | WakeUp) -> None:
         """Sleep during a pause, or end it if nothing sleeps. Raises RequestError."""
-        sleep = self.sleep
         match change:
             case Sleep(level):
-                sleep.begin(level)
+                self.sleep.begin(level)
             case WakeUp(tags):
-                was_asleep = bool(sleep.asleep)
-                sleep.end(tags)
-                if was_asleep and not sleep.asleep:
-                    self._end()
+                self.sleep.end(tags)
             case Resume():
-                sleep.check_awake()
+                self.sleep.check_awake()
                 self._end()
 
     def _end(self) -> None:

@@ -4,7 +4,7 @@ Level 1 copies the weights to the memory of the host. Level 2 drops them: the we
 are dropped, so the prefix cache is empty afterwards. Nothing is compiled again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 from orca_jax.engine import Engine
@@ -32,12 +32,17 @@ class SleepingExecutor(Protocol):
 class EngineSleep:
     """The sleep of one engine.
 
+    Args:
+        engine: has an executor that may be unable to sleep.
+        on_awake: called at the end of the sleep: weights and pages are back.
+
     Attributes:
         asleep: the tags of what is not in the memory of the devices.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_awake: Callable[[], None] = lambda: None) -> None:
         self._engine = engine
+        self._on_awake = on_awake
         self._level = 0
         self.asleep: set[SleepTag] = set()
 
@@ -64,11 +69,17 @@ class EngineSleep:
             executor.restore_weights()
         if "kv_cache" in wanted:
             executor.allocate_pages()
-        self.asleep -= wanted
+        self._wake(wanted)
 
     def take_weights(self) -> None:
         """Note that new weights are in place."""
-        self.asleep.discard("weights")
+        self._wake(self.asleep.intersection(["weights"]))
+
+    def _wake(self, tags: Set[SleepTag]) -> None:
+        """Note that what these tags name is back; all of it sleeps."""
+        self.asleep -= tags
+        if tags and not self.asleep:
+            self._on_awake()
 
     def check_awake(self) -> None:
         """Refuse to go on without weights or pages. Raises RequestError."""
