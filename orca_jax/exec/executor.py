@@ -128,7 +128,7 @@ class JaxExecutor:
         self.stages = [Stage(*each) for each in zip(decoders, shapes, programs, strict=True)]
         self._last = self.stages[-1]
         self.has_results = stages[-1].decoder is not None
-        self._path = make_path(stages, self.stages, model.embed_dim, config.buckets)
+        self._path = make_path(stages, self.stages, model.stream_dim, config.buckets)
         before_run()
         with times.phase("warm_up"):
             measured = self._warm_up(is_enough, times)

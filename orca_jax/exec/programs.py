@@ -430,7 +430,7 @@ class Programs:
         )
         inputs: Any = state.last_token
         if not self.is_first:
-            shape = layout.num_tokens, self._model.embed_dim
+            shape = layout.num_tokens, self._model.stream_dim
             inputs = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         return program.lower(
             weights, state.caches, state.history, inputs, self._abstract((layout.size,))

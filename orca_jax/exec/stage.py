@@ -41,7 +41,7 @@ class Hop(Protocol):
         ...
 
 
-def make_hop(source: Mesh, target: Mesh, embed_dim: int, buckets: Sequence[int]) -> Hop | None:
+def make_hop(source: Mesh, target: Mesh, stream_dim: int, buckets: Sequence[int]) -> Hop | None:
     """The hop between two stages; None if this process has no devices of both. Compiles programs if it must."""
     devices = chain(source.devices.flat, target.devices.flat)
     processes = {device.process_index for device in devices}
@@ -49,7 +49,7 @@ def make_hop(source: Mesh, target: Mesh, embed_dim: int, buckets: Sequence[int])
     if processes == {own}:
         return LocalHop(target)
     if own in processes:
-        return RemoteHop(source, target, embed_dim, buckets)
+        return RemoteHop(source, target, stream_dim, buckets)
     return None
 
 
@@ -77,16 +77,16 @@ class RemoteHop:
     Args:
         source: mesh of a stage.
         target: mesh of the next stage, of the same size.
-        embed_dim: E.
+        stream_dim: E, the numbers of a token between stages.
         buckets: numbers of tokens.
     """
 
-    def __init__(self, source: Mesh, target: Mesh, embed_dim: int, buckets: Sequence[int]) -> None:
+    def __init__(self, source: Mesh, target: Mesh, stream_dim: int, buckets: Sequence[int]) -> None:
         both = Mesh(np.stack([source.devices, target.devices]), ("stage", *source.axis_names))
         self._sharding = NamedSharding(both, PartitionSpec("stage"))
         self._target = NamedSharding(target, PartitionSpec())
         self._receivers = set(self._target.addressable_devices)
-        self._embed_dim = embed_dim
+        self._stream_dim = stream_dim
         move = jax.shard_map(
             lambda hidden: jax.lax.ppermute(hidden, "stage", [(0, 1)]),
             mesh=both,
@@ -116,17 +116,17 @@ class RemoteHop:
             shard.data for shard in moved.addressable_shards if shard.device in self._receivers
         ]
         return jax.make_array_from_single_device_arrays(
-            (bucket, self._embed_dim), self._target, received, dtype=shape.dtype
+            (bucket, self._stream_dim), self._target, received, dtype=shape.dtype
         )
 
     def _zeros(self, bucket: int) -> list[jax.Array]:
-        zeros = np.zeros((bucket, self._embed_dim), np.float32)
+        zeros = np.zeros((bucket, self._stream_dim), np.float32)
         return [jax.device_put(zeros, device) for device in self._receivers]
 
     def _shape(self, bucket: int) -> jax.ShapeDtypeStruct:
         """Both halves of the transfer, that of the receiving stage second."""
         return jax.ShapeDtypeStruct(
-            (2 * bucket, self._embed_dim), np.float32, sharding=self._sharding
+            (2 * bucket, self._stream_dim), np.float32, sharding=self._sharding
         )
 
 
@@ -326,14 +326,14 @@ class Stage:
 
 
 def make_path(
-    models: Sequence[StageModel], own: Sequence[Stage], embed_dim: int, buckets: Sequence[int]
+    models: Sequence[StageModel], own: Sequence[Stage], stream_dim: int, buckets: Sequence[int]
 ) -> list[tuple[Hop | None, Stage | None]]:
     """The way of a launch: for each stage of the model the hop to it, and the stage itself if it is of this process.
 
     Args:
         models: all stages, in their order.
         own: those of this process.
-        embed_dim: E.
+        stream_dim: E, the numbers of a token between stages.
         buckets: numbers of tokens.
     """
     stages = iter(own)
@@ -341,6 +341,6 @@ def make_path(
     hop: Hop | None = None
     for index, (decoder, mesh) in enumerate(models):
         if index:
-            hop = make_hop(models[index - 1].mesh, mesh, embed_dim, buckets)
+            hop = make_hop(models[index - 1].mesh, mesh, stream_dim, buckets)
         path.append((hop, None if decoder is None else next(stages)))
     return path

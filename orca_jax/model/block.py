@@ -132,7 +132,7 @@ class Block(nnx.Module):
             own = makers.get(name, make)
             is_there = name in makers and own.has_layers
             setattr(self, name, optional(is_there, kind, own, config, out_std))
-        if config.residual != "single":
+        if config.has_mlp_norm:
             self.mlp_norm = Norm(make, config)
         has_both = config.residual == "both_norms"
         self.attention_out_norm = optional(has_both, Norm, make, config)
@@ -223,9 +223,18 @@ class Block(nnx.Module):
         adapters: LayerAdapters | None = None,
     ) -> Inputs:
         """The part before `mix`: its inputs."""
-        if self.residual != "post_norm":
+        if self.residual == "carried":
+            x = self._inputs_of_carried(x)
+        elif self.residual != "post_norm":
             x = self.attention_norm(x)
         return self.mixer.project(x, rotation, adapters)
+
+    def _inputs_of_carried(self, x: Float[Array, "T 3E"]) -> Float[Array, "T _"]:
+        """The stream and the embedding, which attention normalises; or the norm of the stream with what is carried."""
+        stream, embedded, carried = jnp.split(x, 3, axis=-1)
+        if "attention" in self.mixers:
+            return jnp.concatenate([stream, embedded], axis=-1)
+        return self.attention_norm(stream + carried)
 
     @property
     def linear_layers(self) -> list[Linear]:
@@ -342,6 +351,20 @@ def _single(
     return x + mlp(attended)
 
 
+def _carried(
+    block: Block, x: Float[Array, "B 3E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
+) -> Float[Array, "B 3E"]:
+    """Add the results of a mixer with a state. Those of attention pass the MLP, and are inputs of the next layer alone.
+
+    `x` is the residual stream, the token's embedding, and what the layer before carries to this one.
+    """
+    stream, embedded, _ = jnp.split(x, 3, axis=-1)
+    if "attention" in block.mixers:
+        carried = mlp(block.attention_norm(attended))
+        return jnp.concatenate([stream, embedded, carried], axis=-1)
+    return jnp.concatenate([stream + attended, embedded, jnp.zeros_like(stream)], axis=-1)
+
+
 _RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[..., Array]], Array]] = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
@@ -349,5 +372,6 @@ _RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[..., Array]], A
     "parallel": _parallel,
     "normed": _normed,
     "single": _single,
+    "carried": _carried,
 }
 """The part of a block after its mixer, by `ModelConfig.residual`."""

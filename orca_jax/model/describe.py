@@ -181,6 +181,11 @@ def _take_stored_form(
         return hf, None
     if not isinstance(found, dict):
         raise refusal(QUANTIZATION_CONFIG, "must be an object", found)
+    if family.sums is not None:
+        problem = (
+            f"is not read for {family.name}, whose layers share weights; use the plain weights"
+        )
+        raise refusal(QUANTIZATION_CONFIG, problem, found)
     left = {key: value for key, value in hf.items() if key != QUANTIZATION_CONFIG}
     return left, read_stored_form(found)
 

@@ -247,7 +247,10 @@ class Xielu(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection."""
+    """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection.
+
+    Where results are carried to the next layer, there is a last projection, which is the layer's own.
+    """
 
     def __init__(
         self, make: Maker, config: ModelConfig, out_std: float, width: int | None = None
@@ -258,11 +261,14 @@ class Mlp(nnx.Module):
         self.gate = optional(config.gated_mlp, Linear, make, *inner, bias=config.mlp_bias)
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
+        has_last = config.residual == "carried"
+        square = ((config.embed_dim,) * 2, ("embed", "latent"))
+        self.last = optional(has_last, Linear, make, *square, bias=False)
 
     @property
     def linear_layers(self) -> list[Linear]:
         """Those with matrices."""
-        return [layer for layer in (self.gate, self.up, self.down) if layer is not None]
+        return [layer for layer in (self.gate, self.up, self.down, self.last) if layer is not None]
 
     def __call__(
         self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None
@@ -274,4 +280,7 @@ class Mlp(nnx.Module):
         hidden = act(first)
         for other in others:
             hidden = hidden * other
-        return with_adapters(adapters, "mlp_out", hidden, [self.down(hidden)])[0]
+        result = with_adapters(adapters, "mlp_out", hidden, [self.down(hidden)])[0]
+        if self.last is None:
+            return result
+        return self.last(result)

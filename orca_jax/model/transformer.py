@@ -167,7 +167,7 @@ class Decoder(nnx.Module):
         else:
             x, cache = unrolled(self.blocks, x, launch, cache)
         if self.final_norm is not None:
-            x = self.final_norm(x)
+            x = self.final_norm(x[:, : self.config.embed_dim])
         return x, cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
@@ -175,6 +175,8 @@ class Decoder(nnx.Module):
         x = scaled(self.embedding(ids), self.embedding_scale)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
+        if self.config.residual == "carried":
+            return jnp.concatenate([x, x, jnp.zeros_like(x)], axis=-1)
         if self.positions is None:
             return x
         return x + self.positions(positions)

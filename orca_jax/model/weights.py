@@ -4,7 +4,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -20,12 +20,13 @@ from orca_jax.helpers.buckets.views import shown
 from orca_jax.helpers.console import Progress
 from orca_jax.helpers.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.families.base import Weight
+from orca_jax.model.families.base import TensorSum, Weight
 from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
 from orca_jax.model.files.opened import open_file
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
+from orca_jax.model.files.sums import with_sums
 from orca_jax.model.leaves.base import Source
 from orca_jax.model.leaves.fill import filled
 from orca_jax.model.leaves.rows import RowSource
@@ -108,8 +109,14 @@ def load_safetensors(
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
     with ExitStack() as stack:
-        table = FAMILIES[config.family].weights(config)
-        files = open_files(directory, stack, has_stacks=has_stacks(table))
+        family = FAMILIES[config.family]
+        table = family.weights(config)
+        sums = None
+        if family.sums is not None:
+            sums = family.sums(config)
+        files = open_files(
+            directory, stack, has_stacks=has_stacks(table), sums=sums, prefixes=family.prefixes
+        )
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info(
                 "%s has %s and %s: the single file is served, as by transformers",
@@ -263,8 +270,23 @@ def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
     return True
 
 
-def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Files:
-    """Open all files, and record the broken ones. With `has_stacks`, some tensors have matrices of all experts."""
+def open_files(
+    directory: Path,
+    stack: ExitStack,
+    *,
+    has_stacks: bool = False,
+    sums: Mapping[str, Sequence[TensorSum]] | None = None,
+    prefixes: Sequence[str] = (),
+) -> Files:
+    """Open all files, and record the broken ones.
+
+    Args:
+        directory: the model directory.
+        stack: closes the files.
+        has_stacks: some tensors have matrices of all experts.
+        sums: tensors that are elsewhere in files, or sums; see `with_sums`.
+        prefixes: those of the family, for `sums`.
+    """
     files = Files()
     room = MAX_HEADER_BYTES
     stored = dict[str, StoredTensor]()
@@ -287,6 +309,10 @@ def open_files(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -
     matrices: dict[str, TensorRows] = {}
     if has_stacks:
         stored, matrices = with_matrices(stored)
+    if sums is not None:
+        summed = with_sums(stored, files.rows, sums, prefixes)
+        stored, files.rows, problems = summed
+        files.problems += problems
     files.tensors |= stored
     files.rows |= matrices
     return files
@@ -347,8 +373,12 @@ def find_source(
     experts = range(_num_experts(config)) if weight.is_of_experts else (None,)
     prefixes = family.prefixes if weight.prefixed else ("",)
     keys = []
+    places: Sequence[str | int] = range(config.num_layers)
+    if family.layer_names is not None:
+        places = family.layer_names(config)
     for layer, expert in product(layers, experts):
-        names = [name.format(layer=layer, expert=expert) for name in (weight.key, *weight.others)]
+        place = None if layer is None else places[layer]
+        names = [name.format(layer=place, expert=expert) for name in (weight.key, *weight.others)]
         candidates = [prefix + name for name, prefix in product(names, prefixes)]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))

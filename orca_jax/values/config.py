@@ -35,6 +35,7 @@ from orca_jax.values.layer_config import (
     Residual,
     ResidualFactors,
     RopeConfig,
+    SharedBlocks,
     ShortConvConfig,
     StoredForm,
     WideConfig,
@@ -194,6 +195,7 @@ class ModelConfig:
     dense_mlp_dim: int = 0  # of the MLP of layers with the MLP dense_mlp
     wide: WideConfig | None = None  # of layers with the mixer wide_attention
     layer_inputs: LayerInputs | None = None  # None: layers have no inputs beside the stream
+    shared_blocks: SharedBlocks | None = None  # of the residual "carried"
     # of layers with latent attention, which are then all with pages
     latent: LatentConfig | None = None
     short_conv: ShortConvConfig | None = None  # of layers with this mixer
@@ -240,6 +242,18 @@ class ModelConfig:
             width *= self.experts.per_token
             width += self.experts.shared_dim + self.experts.beside_dim
         return max(width, self.dense_mlp_dim)
+
+    @property
+    def stream_dim(self) -> int:
+        """The numbers of a token between layers: with the residual "carried" three vectors, see model/block.py."""
+        if self.residual == "carried":
+            return 3 * self.embed_dim
+        return self.embed_dim
+
+    @property
+    def has_mlp_norm(self) -> bool:
+        """True if each layer has a norm before its MLP, or after it."""
+        return self.residual not in ("single", "carried")
 
     def of_mixer(self, mixer: str) -> "ModelConfig":
         """The same model, with the sizes of one kind of attention as those of all heads."""

@@ -22,7 +22,7 @@ INT4_GROUP = 32  # inputs of a matrix that share a scale of int4
 # the second one has another width, or no experts
 MlpName = Literal["mlp", "dense_mlp", "no_mlp"]
 # see model/block.py
-Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single"]
+Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single", "carried"]
 PAGED_MIXERS: frozenset[MixerName] = frozenset(
     {"attention", "wide_attention", "latent_attention", "attention_mamba"}
 )
@@ -80,6 +80,16 @@ class WideConfig(NamedTuple):
     keys_are_values: bool = False  # there is no projection to values
     kv_copies: int = 1  # see `ModelConfig`
     num_heads: int | None = None  # None: as many as in other layers
+
+
+class SharedBlocks(NamedTuple):
+    """Blocks of attention and an MLP that several layers use, each with its own addition of low rank (Zamba2).
+
+    The residual is "carried".
+    """
+
+    num_blocks: int  # which take turns
+    has_attention_additions: bool = False  # to queries, keys and values, and not to the MLP alone
 
 
 class LayerInputs(NamedTuple):

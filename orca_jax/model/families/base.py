@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,18 @@ class Weight:
     def is_of_experts(self) -> bool:
         """True if there is one tensor for each expert of each layer."""
         return "{expert}" in self.key
+
+
+class TensorSum(NamedTuple):
+    """A tensor that files have elsewhere, or as a sum. The names have no prefix.
+
+    Attributes:
+        base: the tensor, or the first term.
+        factors: matrices [rank, in] and [out, rank]. Their product is the second term. Empty: there is none.
+    """
+
+    base: str
+    factors: tuple[str, ...] = ()
 
 
 def words(text: str) -> frozenset[str]:

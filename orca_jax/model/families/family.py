@@ -1,13 +1,13 @@
 """A family of checkpoints as a row: the keys of its config.json, and the names of its tensors. No arrays."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from orca_jax.model.families import tensors
-from orca_jax.model.families.base import Weight, words
+from orca_jax.model.families.base import TensorSum, Weight, words
 from orca_jax.model.families.fields import Fields, Reader, with_fields
 from orca_jax.model.families.names import LLAMA, TensorNames, names
 from orca_jax.model.families.shape import FamilyShape, LlamaShape
@@ -49,6 +49,8 @@ class Family:
         shape: reads the sizes.
         prefixes: prefixes of tensors in published files.
         ignored: matches tensors without weights.
+        layer_names: the part of each layer in the names of tensors; None: its number.
+        sums: by name the places of a tensor that files have elsewhere, or as a sum; None: there are none.
         has_further_layers: files may have layers behind the last one, which are skipped.
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
@@ -62,6 +64,8 @@ class Family:
     shape: FamilyShape = _USUAL
     prefixes: tuple[str, ...] = PREFIXES
     ignored: re.Pattern[str] = re.compile(IGNORED)
+    layer_names: Callable[[ModelConfig], Sequence[str]] | None = None
+    sums: Callable[[ModelConfig], Mapping[str, Sequence[TensorSum]]] | None = None
     has_further_layers: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -74,7 +74,7 @@ def _norms(config: ModelConfig, *names: str) -> Iterator[ModelParameter]:
 def _beside_parts(config: ModelConfig) -> Iterator[ModelParameter]:
     """The parameters of a layer outside of its mixer and its MLP."""
     yield from _norms(config, "attention_norm")
-    if config.residual != "single":
+    if config.has_mlp_norm:
         yield from _norms(config, "mlp_norm")
     if config.residual == "both_norms":
         yield from _norms(config, "attention_out_norm", "mlp_out_norm")
@@ -125,6 +125,8 @@ def _attention(config: ModelConfig, mixer: MixerName) -> Iterator[ModelParameter
     queries = sizes.num_heads * sizes.head_dim
     keys = kv_heads * sizes.head_dim
     bias = config.attention_bias
+    if config.residual == "carried":
+        yield ModelParameter("attention.in_norm", "norm")
     yield ModelParameter("attention.query", "linear", queries, bias, sizes.num_heads, rotated)
     has_norms = config.qk_norm is not None and config.norm_scale
     if has_norms:
@@ -253,6 +255,8 @@ def _mlp(config: ModelConfig, width: int) -> Iterator[ModelParameter]:
         yield ModelParameter("mlp.gate", "linear", width, config.mlp_bias)
     yield ModelParameter("mlp.up", "linear", width, config.mlp_bias)
     yield ModelParameter("mlp.down", "linear", has_bias=config.mlp_bias)
+    if config.residual == "carried":
+        yield ModelParameter("mlp.last", "linear")
     if config.activation == "xielu":
         yield from _vectors("mlp.xielu", "positive negative")
         for name in ("slope", "least"):

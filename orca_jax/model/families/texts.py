@@ -24,6 +24,7 @@ from orca_jax.model.families.states.mamba2 import MAMBA2
 from orca_jax.model.families.states.minimax import MINIMAX
 from orca_jax.model.families.states.nemotron_h import NEMOTRON_H
 from orca_jax.model.families.states.qwen_next import NEXTS
+from orca_jax.model.families.states.zamba2 import ZAMBA2
 from orca_jax.model.families.types import TYPES
 
 _ALL = (
@@ -47,6 +48,7 @@ _ALL = (
     BAMBA,
     FALCON_H1,
     NEMOTRON_H,
+    ZAMBA2,
 )
 
 _OWN = {family.name: family for family in _ALL}

@@ -49,7 +49,10 @@ class Attention(nnx.Module):
         self.head_dim = config.head_dim
         embed = config.embed_dim
         heads = config.num_heads * config.head_dim
-        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=config.attention_bias)
+        reads_embedding = config.residual == "carried"
+        inputs = input_width(config)
+        self.in_norm = optional(reads_embedding, Norm, make, config, inputs)
+        self.query = Linear(make, (inputs, heads), ("embed", "heads"), bias=config.attention_bias)
         self.key = optional(has_keys, _kv_projection, make, config)
         self.value = optional(has_keys and has_values, _kv_projection, make, config)
         self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
@@ -87,6 +90,8 @@ class Attention(nnx.Module):
     ) -> Projections:
         """The inputs of every token."""
         tokens = x.shape[0]
+        if self.in_norm is not None:
+            x = self.in_norm(x)
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
         results = project(x, [self.query, *filter(None, [self.key, self.value, self.gate])])
         gate = None
@@ -164,12 +169,19 @@ def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> N
             return Norm(make, config, num_heads * config.head_dim, axis)
 
 
+def input_width(config: ModelConfig) -> int:
+    """The width of the inputs of attention: with the residual "carried" the stream and the embedding side by side."""
+    if config.residual == "carried":
+        return 2 * config.embed_dim
+    return config.embed_dim
+
+
 def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
     """The projection to keys or to values. All copies of a head have the values that the head has without copies."""
     columns = copied_columns(
         range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim
     )
-    sizes = config.embed_dim, len(columns) // config.kv_copies
+    sizes = input_width(config), len(columns) // config.kv_copies
     projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
     if config.kv_copies > 1:
         projection.take_outputs(columns)

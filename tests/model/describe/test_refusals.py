@@ -237,6 +237,9 @@ BOOLEANS = {
     "use_qk_norm",
     "use_sandwich_norm",
     "use_sliding_window",
+    "use_long_context",
+    "use_mem_rope",
+    "use_shared_attention_adapter",
 }
 COUNTS = {
     "first_k_dense_replace",

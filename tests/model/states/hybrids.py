@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.model.states import deltas, latents, mambas, singles
+from tests.model.states import deltas, latents, mambas, singles, zambas
 
 _TEXTS = (
     *(
@@ -38,6 +38,7 @@ _TEXTS = (
         "falcon_h1",
         "mistral4",
         "mamba2",
+        "zamba2",
     ),
 )
 _OTHERS: Mapping[str, Any] = {
@@ -45,6 +46,7 @@ _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), mambas),
     **dict.fromkeys(("nemotron_h", "mamba2"), singles),
+    "zamba2": zambas,
 }  # modules with `config` and `layer_shapes`
 _WRAPPERS = {
     "qwen3_5_moe": ("qwen3_5_moe_text", "model.language_model.", ""),
@@ -57,6 +59,7 @@ _SIZES_OF_IMAGES = {
     "num_attention_heads": 2,
     "num_hidden_layers": 1,
 }
+_STD = {"zamba2": 0.15}  # of matrices: its attention has inputs twice as wide
 _SENSITIVE = {
     "bamba": (4, 5, 6),
     "lfm2_moe": (3,),
@@ -278,7 +281,7 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     is_scale = "norm" in name and name.endswith("weight")
     # the other norms of Qwen3-Next add 1
     is_scale &= not name.startswith("qwen3") or "linear_attn" in name
-    std = 0.2 if len(shape) == 1 else 0.5 if "conv1d" in name else 0.25
+    std = 0.2 if len(shape) == 1 else 0.5 if "conv1d" in name else _STD.get(name[:6], 0.25)
     return np.asarray(std * values + (1.0 if is_scale else 0.0), np.float32)
 
 
@@ -297,6 +300,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
     outer |= {"fal": outer["bam"], "nem": ("embeddings", "norm_f")}
     outer["mam"] = outer["nem"]
+    outer["zam"] = outer["bam"]
     table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
     shapes: dict[str, tuple[int, ...]] = {
         f"{base}.{table}.weight": (VOCAB, embed),

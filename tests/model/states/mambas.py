@@ -94,8 +94,8 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
         f"{norm}.weight": (embed,),
     }
     if config["model_type"] == "falcon_h1":
-        return shapes | mlp | _attention(config) | _mamba(config)
-    return shapes | mlp | (_attention if is_full else _mamba)(config)
+        return shapes | mlp | _attention(config) | mamba_shapes(config)
+    return shapes | mlp | (_attention if is_full else mamba_shapes)(config)
 
 
 def _mlp(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -138,7 +138,8 @@ def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes | _biases(shapes, is_there=config["attention_bias"])
 
 
-def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def mamba_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of Mamba-2."""
     embed, heads = config["hidden_size"], config["mamba_n_heads"]
     inner = config.get("mamba_d_ssm") or config["mamba_expand"] * embed
     channels = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]

@@ -1,0 +1,135 @@
+"""Tensors that files have elsewhere, or as sums: those of a layer whose weights are those of another one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from orca_jax.model.families.base import TensorSum
+from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.files.stripes import FileMatrix, TensorRows
+
+
+@dataclass(frozen=True)
+class SumMatrix:
+    """A matrix of a file, plus the product of two matrices of low rank. Sums are float32, and rounded to its type."""
+
+    base: FileMatrix
+    first: FileMatrix  # [rank, in]
+    second: FileMatrix  # [out, rank]
+
+    @property
+    def key(self) -> str:
+        """The name of the sum."""
+        return self.base.key
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of each term."""
+        return self.base.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        """The columns of each term."""
+        return self.base.num_columns
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the first term."""
+        return self.base.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of the first term."""
+        return self.base.row_bytes
+
+    @property
+    def step(self) -> int:
+        """As that of the first term."""
+        return self.base.step
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """As that of the first term."""
+        return self.base.order
+
+    @property
+    def is_turned(self) -> bool:
+        """False."""
+        return False
+
+    def read_into(self, start: int, values: np.ndarray) -> None:
+        """Read the rows from `start` on of all three matrices. Raises OSError."""
+        self.base.read_into(start, values)
+        first = _float32(self.first, 0, self.first.num_rows)
+        second = _float32(self.second, start, start + len(values))
+        values[...] = (values.astype(np.float32) + second @ first).astype(values.dtype)
+
+
+class Summed(NamedTuple):
+    """The tensors of files after `with_sums`, their matrices, and what does not fit."""
+
+    tensors: dict[str, StoredTensor]
+    rows: dict[str, TensorRows]
+    problems: list[str]
+
+
+def with_sums(
+    tensors: Mapping[str, StoredTensor],
+    rows: Mapping[str, TensorRows],
+    sums: Mapping[str, Sequence[TensorSum]],
+    prefixes: Iterable[str],
+) -> Summed:
+    """The tensors with each sum in place of its terms. A sum is missing if none of its places has all terms.
+
+    The first place that has all terms counts; other ones are copies.
+
+    Args:
+        tensors: those of all files.
+        rows: their matrices.
+        sums: the places of each, by the names in the family's table, without a prefix.
+        prefixes: those of the family.
+    """
+    found = dict(tensors)
+    matrices = dict(rows)
+    problems: list[str] = []
+    used: set[str] = set()
+    for prefix in prefixes:
+        for name, places in sums.items():
+            terms = [[prefix + key for key in (place.base, *place.factors)] for place in places]
+            whole = [keys for keys in terms if rows.keys() >= {*keys}]
+            if not whole:
+                continue
+            used.update(*whole)
+            keys = whole[0]
+            base, *factors = [tensors[key].matrix(key) for key in keys]
+            own = replace(base, key=prefix + name)
+            found[own.key] = tensors[keys[0]]
+            matrices[own.key] = own
+            if factors:
+                problems += _problems(base, factors)
+                matrices[own.key] = SumMatrix(own, factors[0], factors[1])
+    for key in used - {prefix + name for prefix in prefixes for name in sums}:
+        del found[key]
+        del matrices[key]
+    return Summed(found, matrices, problems)
+
+
+def _problems(base: FileMatrix, factors: Iterable[FileMatrix]) -> list[str]:
+    """What does not fit of the two factors of a product, which is added to a matrix."""
+    first, second = factors
+    rank = first.num_rows
+    wanted = ((first, (rank, base.num_columns)), (second, (base.num_rows, rank)))
+    return [
+        f"{factor.key}: shape {[factor.num_rows, factor.num_columns]}, the model needs {list(shape)}"
+        for factor, shape in wanted
+        if (factor.num_rows, factor.num_columns) != shape
+    ]
+
+
+def _float32(matrix: FileMatrix, start: int, stop: int) -> np.ndarray:
+    """Some rows of a matrix. Raises OSError."""
+    values = np.empty((stop - start, matrix.num_columns), matrix.dtype)
+    matrix.read_into(start, values)
+    return values.astype(np.float32)
