@@ -24,7 +24,13 @@ from orca_jax.model.mixers.no_mixer import NoMixer
 from orca_jax.model.mixers.short_conv import ShortConv
 from orca_jax.model.rope import Rotation
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import MixerName, MlpName, ResidualFactors, SumFactors
+from orca_jax.values.layer_config import (
+    WITHOUT_MLP_NORM,
+    MixerName,
+    MlpName,
+    ResidualFactors,
+    SumFactors,
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Block(nnx.Module):
             own = makers.get(name, make)
             is_there = name in makers and own.has_layers
             setattr(self, name, optional(is_there, kind, own, config, out_std))
-        if config.has_mlp_norm:
+        if config.residual not in WITHOUT_MLP_NORM:
             self.mlp_norm = Norm(make, config)
         has_both = config.residual == "both_norms"
         self.attention_out_norm = optional(has_both, Norm, make, config)

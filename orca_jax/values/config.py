@@ -25,6 +25,7 @@ from orca_jax.values.layer_config import (
     PAGED_MIXERS,
     SHARED_MIXERS,
     STATELESS_MIXERS,
+    STREAM_PARTS,
     DeltaRuleConfig,
     ExpertsConfig,
     LatentConfig,
@@ -245,15 +246,8 @@ class ModelConfig:
 
     @property
     def stream_dim(self) -> int:
-        """The numbers of a token between layers: with the residual "carried" three vectors, see model/block.py."""
-        if self.residual == "carried":
-            return 3 * self.embed_dim
-        return self.embed_dim
-
-    @property
-    def has_mlp_norm(self) -> bool:
-        """True if each layer has a norm before its MLP, or after it."""
-        return self.residual not in ("single", "carried")
+        """The numbers of a token between layers."""
+        return self.embed_dim * STREAM_PARTS.get(self.residual, 1)
 
     def of_mixer(self, mixer: str) -> "ModelConfig":
         """The same model, with the sizes of one kind of attention as those of all heads."""
@@ -372,9 +366,8 @@ class ExecutorConfig:
     # most proposed tokens of a launch, each drawn for beside one token of each row
     num_drafts: int = 0
     copies_blocks: bool = False  # there is a program for the copies of a plan
-    moves_blocks: bool = (
-        False  # there are programs that read and write blocks for tiers of the cache
-    )
+    # there are programs that read and write blocks for tiers of the cache
+    moves_blocks: bool = False
     has_library: bool = False  # on a CPU: attention by the library in C can be the default
     activation_bits: int = 0  # of products of few bits in the library
     logprobs_mode: LogprobsMode = "raw_logprobs"

@@ -23,6 +23,9 @@ INT4_GROUP = 32  # inputs of a matrix that share a scale of int4
 MlpName = Literal["mlp", "dense_mlp", "no_mlp"]
 # see model/block.py
 Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single", "carried"]
+STREAM_PARTS: Mapping[Residual, int] = {"carried": 3}
+"""Vectors of a token between layers, of residuals with more than one."""
+WITHOUT_MLP_NORM: frozenset[Residual] = frozenset({"single", "carried"})
 PAGED_MIXERS: frozenset[MixerName] = frozenset(
     {"attention", "wide_attention", "latent_attention", "attention_mamba"}
 )

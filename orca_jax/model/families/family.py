@@ -50,7 +50,7 @@ class Family:
         prefixes: prefixes of tensors in published files.
         ignored: matches tensors without weights.
         layer_names: the part of each layer in the names of tensors; None: its number.
-        sums: by name the places of a tensor that files have elsewhere, or as a sum; None: there are none.
+        sums: the places of each tensor that files have elsewhere, or as a sum, by its name; None: there are none.
         has_further_layers: files may have layers behind the last one, which are skipped.
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.

@@ -4,7 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from orca_jax.values.config import ModelConfig
-from orca_jax.values.layer_config import SHARED_MIXERS, ExpertsConfig, MixerName
+from orca_jax.values.layer_config import (
+    SHARED_MIXERS,
+    WITHOUT_MLP_NORM,
+    ExpertsConfig,
+    MixerName,
+)
 
 ParameterKind = Literal["table", "norm", "linear", "matrix", "conv", "vector", "scalar"]
 
@@ -74,7 +79,7 @@ def _norms(config: ModelConfig, *names: str) -> Iterator[ModelParameter]:
 def _beside_parts(config: ModelConfig) -> Iterator[ModelParameter]:
     """The parameters of a layer outside of its mixer and its MLP."""
     yield from _norms(config, "attention_norm")
-    if config.has_mlp_norm:
+    if config.residual not in WITHOUT_MLP_NORM:
         yield from _norms(config, "mlp_norm")
     if config.residual == "both_norms":
         yield from _norms(config, "attention_out_norm", "mlp_out_norm")

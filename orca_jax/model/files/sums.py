@@ -21,42 +21,34 @@ class SumMatrix:
 
     @property
     def key(self) -> str:
-        """The name of the sum."""
         return self.base.key
 
     @property
     def num_rows(self) -> int:
-        """The rows of each term."""
         return self.base.num_rows
 
     @property
     def num_columns(self) -> int:
-        """The columns of each term."""
         return self.base.num_columns
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the first term."""
         return self.base.dtype
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row of the first term."""
         return self.base.row_bytes
 
     @property
     def step(self) -> int:
-        """As that of the first term."""
         return self.base.step
 
     @property
     def order(self) -> tuple[int, int]:
-        """As that of the first term."""
         return self.base.order
 
     @property
     def is_turned(self) -> bool:
-        """False."""
         return False
 
     def read_into(self, start: int, values: np.ndarray) -> None:
@@ -97,8 +89,7 @@ def with_sums(
     used: set[str] = set()
     for prefix in prefixes:
         for name, places in sums.items():
-            terms = [[prefix + key for key in (place.base, *place.factors)] for place in places]
-            whole = [keys for keys in terms if rows.keys() >= {*keys}]
+            whole = _whole_places(prefix, places, rows)
             if not whole:
                 continue
             used.update(*whole)
@@ -114,6 +105,18 @@ def with_sums(
         del found[key]
         del matrices[key]
     return Summed(found, matrices, problems)
+
+
+def _whole_places(
+    prefix: str, places: Iterable[TensorSum], rows: Mapping[str, TensorRows]
+) -> list[list[str]]:
+    """The names of all terms at each place that has all of them."""
+    found: list[list[str]] = []
+    for place in places:
+        keys = [prefix + key for key in (place.base, *place.factors)]
+        if rows.keys() >= {*keys}:
+            found.append(keys)
+    return found
 
 
 def _problems(base: FileMatrix, factors: Iterable[FileMatrix]) -> list[str]:
