@@ -16,7 +16,7 @@
 // A product reads one matrix of its stacks, or those of experts, each for its own rows of x.
 //
 // Numbers may be floats of 8 bits, e4m3, in the place of integers (`float_tiles.h`): an entry is scale * number. x is
-// then in bfloat16 where the processor multiplies it, else in float32.
+// then in float16 or bfloat16 where the processor multiplies it, else in float32.
 //
 // There are three forms of integers. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
 // are summed exactly, so neither the tile nor the instruction changes a bit; the sums of groups are added in float32.
@@ -79,8 +79,9 @@ static void prepare_groups(const void *list, int64_t begin, int64_t end) {
         continue;
       }
       if (p->is_e4m3) {
-        Halves *to = (Halves *)((uint16_t *)p->numbers + at * GROUP);
-        for (int i = 0; i < GROUP / LANES; i++) to[i] = to_bfloat16(((const Vector *)x)[i]);
+#if HAS_SHORT_FLOATS
+        to_short_floats(x, (uint16_t *)p->numbers + at * GROUP, p->sizes + at);
+#endif
         continue;
       }
       int16_t *numbers = (int16_t *)p->numbers + at * GROUP, narrow[GROUP];
@@ -139,8 +140,8 @@ TILES(tile_of_words_of_6_bits, tile_of_bytes, UP_TO_4, 6, 0)
 TILES(byte_tile_of_32, tile_of_bytes, NARROW_TILES, 4, 1)
 TILES(byte_tile_of_16, tile_of_bytes, NARROW_TILES, 6, 1)
 TILES(byte_tile_of_8_bits, tile_of_bytes, NARROW_TILES, 8, 1)
-#if HAS_BFLOAT16
-TILES(bfloat16_tile, tile_in_bfloat16, UP_TO_6)
+#if HAS_SHORT_FLOATS
+TILES(short_float_tile, tile_in_short_floats, UP_TO_6)
 #endif
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on
@@ -160,11 +161,11 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
     (p->is_e4m3 ? expand_e4m3 : expansions[p->bits - 4])(p, chunk, expanded);
     chunk->expanded = (const Vector(*)[2])expanded;
     tile = float_tile, most = ROWS;
-#if HAS_BFLOAT16
+#if HAS_SHORT_FLOATS
   } else if (p->is_e4m3) {
-    expand_bfloat16(chunk, pairs);
+    expand_short_floats(chunk, pairs);
     chunk->pairs = (const Pairs(*)[2])pairs;
-    tile = bfloat16_tile, most = WIDE;
+    tile = short_float_tile, most = WIDE;
 #endif
   } else if (p->is_short) {
     const int is_wide = p->bits == 8 || rows > 4;
@@ -282,8 +283,8 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
 
 // Arguments: x; then for each product words, scales, minima and units, the last two empty if there are none, and the
 // place of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
-// share the processors, and the form: of integers 0 with 16 bits, 1 in float32 and 2 with 8 bits; of e4m3 3 in bfloat16
-// if the processor multiplies it, and 4 in float32.
+// share the processors, and the form: of integers 0 with 16 bits, 1 in float32 and 2 with 8 bits; of e4m3 3 in float16
+// or bfloat16 if the processor multiplies it, and 4 in float32.
 XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   List list = {.count = frame->rets.size};
@@ -291,7 +292,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
     return refuse(frame, "products of few bits have x, five arguments and a result for each, and two attributes");
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = attribute(frame, 0), rows = x->dims[0], inputs = x->dims[1];
-  const int form = attribute(frame, 1), is_float32 = form == 1 || form == 4 || (form == 3 && !HAS_BFLOAT16);
+  const int form = attribute(frame, 1), is_float32 = form == 1 || form == 4 || (form == 3 && !HAS_SHORT_FLOATS);
   const int64_t parts = rows * inputs / GROUP, each = is_float32 ? sizeof(float[GROUP]) : sizeof(int16_t[GROUP]);
   uint8_t *memory = malloc(parts * (each + 2 * sizeof(float) + sizeof(int32_t)) + 1);
   if (memory == NULL) return refuse(frame, "there is no memory for a product of few bits");

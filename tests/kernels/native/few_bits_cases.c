@@ -4,7 +4,7 @@
 
 #include "few_bits.c"
 
-static double worst[4];  // in 16 bits, in float32, in 8 bits, and of e4m3 in bfloat16
+static double worst[4];  // in 16 bits, in float32, in 8 bits, and of e4m3 in 16 bits
 
 static float *numbers(int64_t count, double low, double high) {
   float *made = malloc(count * sizeof(float));
@@ -67,7 +67,7 @@ static void run(int64_t rows, int64_t matrices, int64_t groups, int64_t group, i
   Product p = {.x = x, .scales = scales, .minima = minima, .units = units, .words = words, .out = out, .rows = rows,
                .inputs = inputs, .outputs = outputs, .groups = groups, .num_units = form == 2 ? 1 : 0,
                .by_group = inverse(group), .by_unit = inverse(inputs), .bits = bits,
-               .is_float32 = kind == 1 || (kind == 3 && !HAS_BFLOAT16), .is_short = kind == 2, .is_e4m3 = is_e4m3, .is_half = form == 1, .place = {0, matrices, rows, sizes}};
+               .is_float32 = kind == 1 || (kind == 3 && !HAS_SHORT_FLOATS), .is_short = kind == 2, .is_e4m3 = is_e4m3, .is_half = form == 1, .place = {0, matrices, rows, sizes}};
   p.numbers = malloc(parts * GROUP * (p.is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
   p.weights = malloc(parts * sizeof(float));
