@@ -206,9 +206,9 @@ def few_bits_products(
         x: activations.
         matrices: of any number of bits, in one call of the library, or one for each if some have an order, or some are
             floats and others integers.
-        dtype: float32 for products in float32. In another type x is float16 or bfloat16 for floats. For integers each `INPUTS`
-            inputs of a row become integers with a scale, of 8 bits for int8, else of 16. Their products are summed
-            exactly in groups of them, and then in float32.
+        dtype: float32 for products in float32. In another type x has floats of 16 bits for floats. For integers each
+            `INPUTS` inputs of a row become integers with a scale, of 8 bits for int8, else of 16. Their products are
+            summed exactly in groups of them, and then in float32.
         devices: those that share the processors of this machine.
     """
     for each in matrices:
