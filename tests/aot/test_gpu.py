@@ -313,11 +313,14 @@ def test_states(
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b"])
-@pytest.mark.parametrize("kind", ["greedy", "unfiltered"])
-def test_samplers_are_one_graph(card: str, preset: str, kind: Kind, ptxas: Path) -> None:
+@pytest.mark.parametrize("kind", ["greedy", "unfiltered", "filtered"])
+def test_samplers_are_one_graph(
+    card: str, preset: str, kind: Kind, ptxas: Path, rows: list[list[str]]
+) -> None:
     found = compile_sampler(ptxas, card, read_model_config(f"preset:{preset}"), kind, width=64)
     assert not found.outside_graphs, "the device waits for its host"
     assert not found.copies
+    rows.append([f"{kind} sampler, {preset}", card, "64", *found.cells])
 
 
 @pytest.mark.slow
