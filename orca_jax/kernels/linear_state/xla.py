@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.linear_state.parts import LinearTokens
-from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, write_states
+from orca_jax.kernels.state_rows import StateRows, states_before, write_states
 from orca_jax.kernels.work_list import lay_out
 
 CHUNK = 64  # tokens
@@ -57,8 +57,8 @@ def attend(
     out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
         out, states = (chunks or _chunks)(heads, states, rows, out)
-    is_present = token_rows(rows, num_tokens).is_present
-    return jnp.where(is_present[:, None, None], out[:, :num_tokens].swapaxes(0, 1), 0), states
+    # Both parts write to zeros, and only the results of their own tokens.
+    return out[:, :num_tokens].swapaxes(0, 1), states
 
 
 def _single_tokens(
