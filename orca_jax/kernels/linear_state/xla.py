@@ -45,6 +45,7 @@ def attend(
         chunks: the second part, by a kernel; None: `_chunks`.
         room: tokens of zeros that the kernels get after the last one.
     """
+    tokens = tokens.by_head()
     num_tokens = tokens.q.shape[0]
 
     def by_head(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
@@ -136,7 +137,7 @@ def _results(
     chunk: LinearTokens, state: Float[Array, "H K V"]
 ) -> tuple[Float[Array, "H C V"], Float[Array, "H K V"]]:
     """The results of a chunk's tokens, and the state after them. Tokens of others are zeros, without a decay."""
-    q, k, new, decay, beta = chunk
+    q, k, new, decay, beta, _ = chunk
     since = jnp.cumsum(decay, axis=1)  # [H, C]: of the state before the chunk
     # What remains of a token at a later one. No difference is positive, so no factor is above 1.
     lower = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))
