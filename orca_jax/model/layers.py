@@ -12,10 +12,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.matmul import rounded_matmul
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.maker import Init, Maker, optional
 from orca_jax.model.matrices.base import Matrix, TableMatrix
+from orca_jax.model.matrices.plain import PlainMatrix
 from orca_jax.values.config import ModelConfig
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -28,7 +30,10 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def multiply(
-    x: Float[Array, "T I"], *matrices: Matrix, sizes: Int[Array, "X"] | None = None
+    x: Float[Array, "T I"],
+    *matrices: Matrix,
+    sizes: Int[Array, "X"] | None = None,
+    may_round: bool = False,
 ) -> list[Float[Array, "T O"]]:
     """`x` times each of some matrices in memory, with float32 sums. The library multiplies them in one call.
 
@@ -36,7 +41,10 @@ def multiply(
         x: the activations of all tokens.
         matrices: matrices of any forms with these inputs.
         sizes: for packed matrices of experts on one device: each expert multiplies so many rows, one after the other.
+        may_round: products of plain matrices are those of `rounded_matmul`.
     """
+    if may_round and all(isinstance(matrix, PlainMatrix) for matrix in matrices):
+        return [rounded_matmul(x, matrix[...]) for matrix in matrices]  # type: ignore[index]
     if len({matrix.products_of for matrix in matrices}) == 1:
         return matrices[0].products(x, matrices, sizes)
     return [matrix.products(x, [matrix], sizes)[0] for matrix in matrices]
@@ -118,9 +126,11 @@ class Linear(nnx.Module):
             parameter.set_value(parameter.get_value()[..., columns])
 
 
-def project(x: Float[Array, "T I"], layers: Sequence[Linear]) -> list[Float[Array, "T O"]]:
-    """The results of some linear layers with the same inputs."""
-    products = multiply(x, *[layer.kernel for layer in layers])
+def project(
+    x: Float[Array, "T I"], layers: Sequence[Linear], *, may_round: bool = False
+) -> list[Float[Array, "T O"]]:
+    """The results of some linear layers with the same inputs; `may_round` is that of `multiply`."""
+    products = multiply(x, *[layer.kernel for layer in layers], may_round=may_round)
     return [plus(out, layer.bias) for out, layer in zip(products, layers, strict=True)]
 
 
@@ -275,7 +285,8 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "T E"]:
         """Apply to every token."""
         act = self.xielu or ACTIVATIONS[self.activation]
-        results = project(x, [*filter(None, [self.gate]), self.up])
+        # The product of both is rounded, too: it is the input of the next layer.
+        results = project(x, [*filter(None, [self.gate]), self.up], may_round=True)
         first, *others = with_adapters(adapters, "mlp", x, results)
         hidden = act(first)
         for other in others:

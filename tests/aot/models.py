@@ -96,6 +96,7 @@ class StateSizes(NamedTuple):
     keys: int
     values: int
     has_beta: bool = False
+    pairs: int | None = None  # queries and keys, if heads share them
 
     def arguments(self, rows: int, tokens: int) -> tuple[LinearTokens, Any, StateRows]:
         """The shapes of a call, with twice as many states as rows."""
@@ -104,7 +105,8 @@ class StateSizes(NamedTuple):
             return jax.ShapeDtypeStruct(shape, jnp.float32)
 
         numbers = floats(tokens, self.heads)
-        keys, values = (floats(*numbers.shape, size) for size in (self.keys, self.values))
+        keys = floats(tokens, self.pairs or self.heads, self.keys)
+        values = floats(*numbers.shape, self.values)
         beta = numbers if self.has_beta else None
         states = floats(2 * rows, self.heads, self.keys, self.values)
         index: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
@@ -113,10 +115,10 @@ class StateSizes(NamedTuple):
         return LinearTokens(keys, keys, values, numbers, beta), states, given
 
 
-DELTA_RULE = StateSizes("delta rule of Qwen3.5 9B", 32, 128, 128, has_beta=True)
+DELTA_RULE = StateSizes("delta rule of Qwen3.5 9B", 32, 128, 128, has_beta=True, pairs=16)
 STATE_SIZES = (
     DELTA_RULE,
     StateSizes("lightning attention, 64 heads of 128", 64, 128, 128),
-    StateSizes("Mamba-2, 128 heads of 64", 128, 128, 64),
-    StateSizes("Mamba-2, 24 heads of 64, 256 keys", 24, 256, 64),
+    StateSizes("Mamba-2, 128 heads of 64", 128, 128, 64, pairs=8),
+    StateSizes("Mamba-2, 24 heads of 64, 256 keys", 24, 256, 64, pairs=1),
 )

@@ -5,7 +5,7 @@ number of shards. Each row has its own key, `fold_in(key(seed), position)`, and 
 the cumulative probability turns it into a token. Rows with temperature 0 take the most probable token, and a batch of
 only these rows computes nothing else.
 
-Naive samplers are slow because they sort 50,000 logits. Nearly every nucleus lies within the `_WINDOW` most probable
+Naive samplers are slow because they sort 50,000 logits. Nearly every nucleus lies within the `WINDOW` most probable
 tokens, found quickly by `top_k`. Only a batch with a row of wider choice needs the exact search over all tokens: a
 bisection for a threshold, without a sort.
 
@@ -13,9 +13,12 @@ The vocabulary is sharded over a mesh axis, and no shard ever holds a row of all
 most probable tokens of each shard, and the mass of each 128 columns: 1.6 kB of a row of 50,257 tokens, instead of 201
 kB. The token does not depend on the number of shards. Sums are therefore taken in two steps: within each block of 128
 columns, which lies on one shard, and over the blocks of all shards, in the order of the vocabulary.
+
+A GPU asks its host at each branch, and its `top_k` sorts all columns. There the kind "filtered" computes the exact
+search for every batch, in eight passes, and takes the window from the blocks with the largest maxima.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -27,14 +30,15 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from orca_jax.exec.rows import SamplingParameters
+from orca_jax.exec.sampling.search import largest, threshold_in_passes
 from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
 from orca_jax.values.cache_spec import ceil_div
 
-_WINDOW = 256
+WINDOW = 256
 
-
-type Kind = Literal["plain", "greedy", "unfiltered"]
-"""Draws of a batch: of any kind; none (greedy); among all tokens, without top-k, top-p and min-p."""
+type Kind = Literal["plain", "greedy", "unfiltered", "filtered"]
+"""Draws of a batch: of any kind; none (greedy); among all tokens, without top-k, top-p and min-p; each top-k within
+the window. The programs of the last three have no branch."""
 
 
 def sample(
@@ -124,13 +128,14 @@ class VocabularyShards:
         return lax.pmin(token, self.axis), overall
 
     def candidates(
-        self, logits: Float[Array, "B N"], count: int
+        self, logits: Float[Array, "B N"], count: int, *, by_blocks: bool = False
     ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
         """The largest values of each row with their tokens, in descending order; among equals the lower token first.
 
-        `count` is C, at most `num_columns`.
+        `count` is C, at most `num_columns`. `by_blocks`: see `largest`.
         """
-        values, columns = lax.top_k(logits, min(count, logits.shape[1]))
+        find = largest if by_blocks else lax.top_k
+        values, columns = find(logits, min(count, logits.shape[1]))
         if lax.axis_size(self.axis) == 1:
             return values, columns
         tokens = self.first_column(logits) + columns
@@ -143,14 +148,22 @@ class VocabularyShards:
 
     def block_masses(self, mass: Float[Array, "B N"]) -> Float[Array, "B M"]:
         """The sum of each block with tokens, on all shards; M is `num_blocks`."""
-        blocks = mass.reshape(mass.shape[0], -1, VOCAB_BLOCK).sum(axis=-1)
-        gathered = lax.all_gather(blocks, self.axis, axis=1, tiled=True)[:, : self.num_blocks]
+        return self._of_all_shards(_sums_of_blocks(mass))
+
+    def _of_all_shards(self, blocks: Float[Array, "*S N"]) -> Float[Array, "*S M"]:
+        axis = blocks.ndim - 1
+        gathered = lax.all_gather(blocks, self.axis, axis=axis, tiled=True)[..., : self.num_blocks]
         # On one shard XLA would otherwise sum all columns at once, in another order.
         return lax.optimization_barrier(gathered)
 
     def total(self, mass: Float[Array, "B N"]) -> Float[Array, " B"]:
         """The sum of each row."""
         return self.block_masses(mass).sum(axis=-1)
+
+    def totals(self, masses: Iterable[Float[Array, "B N"]]) -> Float[Array, "S B"]:
+        """`total` of each, with one exchange."""
+        blocks = jnp.stack([_sums_of_blocks(mass) for mass in masses])
+        return self._of_all_shards(blocks).sum(axis=-1)
 
     def count(self, is_counted: Bool[Array, "B N"]) -> Int[Array, " B"]:
         """The number of true columns of each row."""
@@ -176,11 +189,14 @@ def choose(
     def draw() -> Int[Array, " B"]:
         scaled = _over_temperature(logits, overall, parameters)
         # A small vocabulary lies within the window, and every kind draws there.
-        is_unfiltered = kind == "unfiltered" and shards.num_columns > _WINDOW
-        drawn = (_draw_unfiltered if is_unfiltered else _draw)(scaled, parameters, shards)
+        is_unfiltered = kind == "unfiltered" and shards.num_columns > WINDOW
+        if is_unfiltered:
+            drawn = _draw_unfiltered(scaled, parameters, shards)
+        else:
+            drawn = _draw(scaled, parameters, shards, has_branches=kind == "plain")
         return jnp.where(parameters.temperature > 0, drawn, greedy)
 
-    if kind == "unfiltered":
+    if kind != "plain":
         return draw()
     return lax.cond(jnp.any(parameters.temperature > 0), draw, lambda: greedy)
 
@@ -233,16 +249,27 @@ def _filters(parameters: SamplingParameters, shards: VocabularyShards) -> _Filte
 
 
 def _draw(
-    scaled: Float[Array, "B N"], parameters: SamplingParameters, shards: VocabularyShards
+    scaled: Float[Array, "B N"],
+    parameters: SamplingParameters,
+    shards: VocabularyShards,
+    *,
+    has_branches: bool,
 ) -> Int[Array, " B"]:
     """Draw from the filtered distribution of each row; `scaled` are logits over temperature, at most 0."""
     uniform = _uniforms(parameters)
     filters = _filters(parameters, shards)
     mass = jnp.exp(scaled)
-    windowed, fits = _draw_in_window(scaled, shards.total(mass), filters, uniform, shards)
+    window = min(WINDOW, shards.num_columns)
+    found = shards.candidates(scaled, window, by_blocks=not has_branches)
+    windowed, fits = _draw_in_window(found, shards.total(mass), filters, uniform, shards)
+    if not has_branches:
+        kept = _nucleus(_ordered(scaled), mass, filters, shards, in_passes=True)
+        kept &= scaled >= filters.least[:, None]
+        wide = _pick_from_all(jnp.where(kept, mass, 0.0), uniform, shards)
+        return jnp.where(fits, windowed, wide)
     is_wide = ~fits & (parameters.temperature > 0)
-    wide = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide, shards)
-    return lax.cond(jnp.any(is_wide), lambda: jnp.where(fits, windowed, wide()), lambda: windowed)
+    draw = partial(_draw_from_all, scaled, mass, filters, uniform, is_wide, shards)
+    return lax.cond(jnp.any(is_wide), lambda: jnp.where(fits, windowed, draw()), lambda: windowed)
 
 
 def _draw_unfiltered(
@@ -266,16 +293,16 @@ def _uniform(
 
 
 def _draw_in_window(
-    scaled: Float[Array, "B N"],
+    found: tuple[Float[Array, "B C"], Int[Array, "B C"]],
     total: Float[Array, " B"],
     filters: _Filters,
     uniform: Float[Array, " B"],
     shards: VocabularyShards,
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Draw among the most probable tokens. The second result is True for rows without any other candidates."""
-    window = min(_WINDOW, shards.num_columns)
     top_k, top_p, least = filters
-    values, tokens = shards.candidates(scaled, window)
+    values, tokens = found
+    window = values.shape[1]
     mass = jnp.where(jnp.arange(window) < top_k[:, None], jnp.exp(values), 0.0)
     upto = _cumulative(mass)
     available = jnp.where(top_k <= window, upto[:, -1], total)
@@ -327,17 +354,36 @@ def _kept(
     within = lax.cond(has_top_k, most_probable, lambda: everything)
 
     def nucleus() -> Bool[Array, "B N"]:
-        rest = jnp.where(within, mass, 0.0)
-        need = top_p * shards.total(rest)
-
-        def is_enough(least_rank: Int[Array, " B"]) -> Bool[Array, " B"]:
-            return shards.total(jnp.where(rank >= least_rank[:, None], rest, 0.0)) >= need
-
-        least_rank = _threshold(top_k.shape, is_enough)
-        return (rank >= least_rank[:, None]) | (top_p >= 1)[:, None]
+        return _nucleus(rank, jnp.where(within, mass, 0.0), filters, shards)
 
     within &= lax.cond(jnp.any(counts & (top_p < 1)), nucleus, lambda: everything)
     return within & (scaled >= least[:, None])
+
+
+def _nucleus(
+    rank: Int[Array, "B N"],
+    mass: Float[Array, "B N"],
+    filters: _Filters,
+    shards: VocabularyShards,
+    *,
+    in_passes: bool = False,
+) -> Bool[Array, "B N"]:
+    """The most probable tokens of each row with the share `top_p` of its mass.
+
+    `in_passes`: by `threshold_in_passes`, without a loop.
+    """
+    need = filters.top_p * shards.total(mass)
+
+    def from_rank(least_rank: Int[Array, " B"]) -> Float[Array, "B N"]:
+        return jnp.where(rank >= least_rank[:, None], mass, 0.0)
+
+    if in_passes:
+        least_rank = threshold_in_passes(
+            need.shape, lambda ranks: shards.totals(map(from_rank, ranks)) >= need
+        )
+    else:
+        least_rank = _threshold(need.shape, lambda middle: shards.total(from_rank(middle)) >= need)
+    return (rank >= least_rank[:, None]) | (filters.top_p >= 1)[:, None]
 
 
 def _pick_from_all(
@@ -396,6 +442,10 @@ def _threshold(
 
     bounds = (jnp.full(rows, jnp.iinfo(jnp.int32).min), jnp.full(rows, jnp.iinfo(jnp.int32).max))
     return lax.fori_loop(0, 32, halve, bounds)[0]
+
+
+def _sums_of_blocks(mass: Float[Array, "B N"]) -> Float[Array, "B M"]:
+    return mass.reshape(mass.shape[0], -1, VOCAB_BLOCK).sum(axis=-1)
 
 
 def _first_maximum(logits: Float[Array, "B N"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:

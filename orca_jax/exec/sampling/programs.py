@@ -31,7 +31,7 @@ from orca_jax.exec.rows import (
     SamplingParameters,
 )
 from orca_jax.exec.sampling.adjust import WORD, Context, change_logits
-from orca_jax.exec.sampling.draw import Kind, VocabularyShards, choose, sample
+from orca_jax.exec.sampling.draw import WINDOW, Kind, VocabularyShards, choose, sample
 from orca_jax.exec.sampling.logprobs import TokenScores, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
@@ -140,8 +140,10 @@ def kind_of_draws(vector: NDArray[np.int32], layout: VectorLayout) -> Kind:
     draws = view["temperature"] > 0
     if not draws.any():
         return "greedy"
+    if (draws & (view["top_k"] > WINDOW)).any():
+        return "plain"
     is_filtered = (view["top_k"] > 0) | (view["top_p"] < 1) | (view["min_p"] > 0)
-    return "plain" if (draws & is_filtered).any() else "unfiltered"
+    return "filtered" if (draws & is_filtered).any() else "unfiltered"
 
 
 def pack_extras(
@@ -202,7 +204,7 @@ def plain_kinds(platform: Platform) -> tuple[Kind, ...]:
     most frequent kinds have no branches there.
     """
     if platform.waits_at_branches:
-        return ("greedy", "unfiltered", "plain")
+        return ("greedy", "unfiltered", "filtered", "plain")
     return ("plain",)
 
 

@@ -12,6 +12,7 @@ def attend(
     tokens: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The oracle of `linear_state`."""
+    tokens = tokens.by_head()
     place = token_rows(rows, tokens.q.shape[0])
 
     def step(

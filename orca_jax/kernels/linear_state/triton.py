@@ -56,6 +56,7 @@ class _StateShape:
 
     Attributes:
         num_tokens, num_rows, num_heads, keys, values: T, R, H, K and V.
+        sharing: adjacent heads with the same query and key, if no array says which.
         stages: chunks in shared memory.
         interpret: True to interpret the kernels instead of compiling them.
     """
@@ -63,6 +64,7 @@ class _StateShape:
     num_tokens: int
     num_rows: int
     num_heads: int
+    sharing: int
     keys: int
     values: int
     stages: int
@@ -97,6 +99,14 @@ class _SplitTokens(NamedTuple):
     v: Any
     decay: Any
     beta: Any | None
+    group: Any | None
+
+    def pair_of(self, shape: _StateShape, head: Array) -> Array:
+        """The query and key of a head."""
+        if self.group is not None:
+            found: Array = self.group[head]
+            return found
+        return lax.div(head, jnp.int32(shape.sharing))
 
 
 class _Axis(NamedTuple):
@@ -107,11 +117,11 @@ class _Axis(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """What chunks need beside queries, keys and values.
+    """What chunks need beside queries, keys and values. Each token has its row of the matrices of its chunk.
 
     Attributes:
-        since: the logarithm of what remains of the state before the chunk, [M, H, C].
-        pairs: the products of queries and keys, weighted, [M, H, C, C]; without those of later keys.
+        since: the logarithm of what remains of the state before the chunk, [H, T].
+        pairs: the products of queries and keys, weighted, [H, T, C]; without those of later keys.
         solve: the matrix from lacking values to added ones, of the same shape; None without `beta`.
     """
 
@@ -150,25 +160,26 @@ def _attend(
     interpret: bool,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The results of single tokens, then those of chunks."""
-    num_tokens, heads, keys = tokens.q.shape
+    num_tokens = tokens.q.shape[0]
     shape = _StateShape(
         num_tokens=num_tokens,
         num_rows=len(rows.query_len),
-        num_heads=heads,
-        keys=keys,
+        num_heads=states.shape[1],
+        sharing=tokens.sharing,
+        keys=states.shape[2],
         values=states.shape[3],
         stages=stages,
         interpret=interpret,
     )
     q, k = (halves(each.astype(jnp.float32)) for each in (tokens.q, tokens.k))
-    inputs = _SplitTokens(q, k, tokens.v, tokens.decay, tokens.beta)
+    inputs = _SplitTokens(q, k, tokens.v, tokens.decay, tokens.beta, tokens.group)
     given = rows._replace(is_fresh=rows.is_fresh.astype(jnp.int32))
     out, states = _single_tokens(shape, given, inputs, states)
     if num_tokens > 1:
         count = jnp.where(rows.query_len > 1, -(-rows.query_len // CHUNK), 0)
         items = lay_out(count, shape.most_chunks)
         factors = _factors(shape, given, items, inputs)
-        out, states = _advance(shape, given, items.begin, inputs, factors, states, out)
+        out, states = _advance(shape, given, inputs, factors, states, out)
     is_present = token_rows(rows, num_tokens).is_present
     return jnp.where(is_present[:, None, None], out, 0), states
 
@@ -186,7 +197,8 @@ def _single_tokens(
             at = own.query_start[row]
             axes = _axis(shape.keys), _axis(shape.values, block, shape.columns)
             state = jnp.exp(_numbers(token.decay, at, head)) * _before(old, own, row, head, axes)
-            q, k = (_vector(each, at, head, axes[0]).total for each in (token.q, token.k))
+            pair = token.pair_of(shape, head)
+            q, k = (_vector(each, at, pair, axes[0]).total for each in (token.q, token.k))
             new = _vector(token.v, at, head, axes[1]).astype(jnp.float32)
             if token.beta is not None:
                 found = jnp.sum(k[:, None] * state, axis=0)
@@ -227,16 +239,21 @@ def _factors(
         @pl.when(length[item] > 0)
         def _exists() -> None:
             parts = _parts(start[item], length[item], head, token)
-            for number, part in enumerate(parts):
-                since[item, head, _place(number)] = part.since
-            products = _products(shape, parts, head, token)
+            place = [
+                _Axis(start[item] + _place(number), _place(number) < length[item])
+                for number in (0, 1)
+            ]
+            for own, part in zip(place, parts, strict=True):
+                pltriton.store(since.at[head, own.place], part.since, mask=own.exists)
+            products = _products(shape, parts, token.pair_of(shape, head), token)
             for matrix, blocks in zip(matrices, products, strict=True):
                 for (i, j), entries in blocks.items():
-                    at = item, head, _place(i)[:, None], _place(j)[None, :]
+                    columns = _Axis(_place(j), None)
+                    at = head, place[i].place[:, None], columns.place[None, :]
                     for half, values in zip(matrix, halves(entries), strict=True):
-                        half[at] = values
+                        pltriton.store(half.at[at], values, mask=_mask(place[i], columns))
 
-    vectors = shape.most_chunks, shape.num_heads, CHUNK
+    vectors = shape.num_heads, shape.num_tokens
     half = jax.ShapeDtypeStruct((*vectors, CHUNK), jnp.bfloat16)
     matrices = [HalfPair(half, half)] * (1 if tokens.beta is None else 2)
     launch = pl.pallas_call(
@@ -275,7 +292,7 @@ def _parts(start: Array, length: Array, head: Array, token: _SplitTokens) -> lis
 
 
 def _products(
-    shape: _StateShape, parts: list[_TriangleRows], head: Array, token: _SplitTokens
+    shape: _StateShape, parts: list[_TriangleRows], pair: Array, token: _SplitTokens
 ) -> list[dict[tuple[int, int], Float[Array, "B B"]]]:
     """The blocks of `_Factors.pairs`, and of `_Factors.solve` with `beta`."""
     size = min(_INPUTS, _power(shape.keys))
@@ -283,8 +300,8 @@ def _products(
 
     def add(index: Array, totals: list[dict[Any, Array]]) -> list[dict[Any, Array]]:
         key = _axis(shape.keys, index, size)
-        keys = [_matrix(token.k, part.at, head, key) for part in parts]
-        queries = [_matrix(token.q, part.at, head, key) for part in parts]
+        keys = [_matrix(token.k, part.at, pair, key) for part in parts]
+        queries = [_matrix(token.q, part.at, pair, key) for part in parts]
         done = []
         for rows, each in zip((queries, keys), totals, strict=False):
             done.append({(i, j): each[i, j] + dot(rows[i], keys[j].T) for i, j in each})
@@ -352,43 +369,36 @@ def _solution(
 def _advance(
     shape: _StateShape,
     rows: StateRows,
-    begin: Int[Array, " R"],
     tokens: _SplitTokens,
     factors: _Factors,
     states: Float[Array, "N H K V"],
     out: Float[Array, "T H V"],
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
-    """The results of the requests with several tokens, written to `out`, and their states.
-
-    Args:
-        begin: the first chunk of each request.
-    """
+    """The results of the requests with several tokens, written to `out`, and their states."""
     groups = min(_GROUPS, shape.num_rows)
 
-    def kernel(
-        own: StateRows, begin: Ref, token: _SplitTokens, factor: _Factors, *refs: Ref
-    ) -> None:
+    def kernel(own: StateRows, token: _SplitTokens, factor: _Factors, *refs: Ref) -> None:
         old, _, out, states = refs
         block, head, group = (pl.program_id(axis) for axis in range(3))
         axes = _axis(shape.keys), _axis(shape.values, block, shape.columns)
+        pair = token.pair_of(shape, head)
         number = jnp.arange(CHUNK, dtype=jnp.int32)
 
         def chunk(row: Array, index: Array, state: Float[Array, "K B"]) -> Float[Array, "K B"]:
-            item = begin[row] + index
             first = own.query_start[row] + index * CHUNK
             left = own.query_len[row] - index * CHUNK
             at = first + jnp.minimum(number, left - 1)
             held = halves(state)
-            since = factor.since[item, head, number]
-            last = factor.since[item, head, CHUNK - 1]
-            k = _matrix(token.k, at, head, axes[0])
+            since = factor.since[head, at]
+            last = factor.since[head, first + jnp.minimum(left, CHUNK) - 1]
+            tokens = _Axis(first + number, number < left)
+            k = _matrix(token.k, at, pair, axes[0])
             new = _matrix(token.v, at, head, axes[1]).astype(jnp.float32)
             if factor.solve is not None:
                 new -= jnp.exp(since)[:, None] * dot(k, held)
-                new = dot(_chunk(factor.solve, item, head), halves(new))
-            result = jnp.exp(since)[:, None] * dot(_matrix(token.q, at, head, axes[0]), held)
-            result += dot(_chunk(factor.pairs, item, head), halves(new))
-            tokens = _Axis(first + number, number < left)
+                new = dot(_chunk(factor.solve, tokens, head), halves(new))
+            result = jnp.exp(since)[:, None] * dot(_matrix(token.q, at, pair, axes[0]), held)
+            result += dot(_chunk(factor.pairs, tokens, head), halves(new))
             place = out.at[tokens.place[:, None], head, axes[1].place[None, :]]
             pltriton.store(place, result, mask=_mask(tokens, axes[1]))
             kept = jnp.where((number < left)[:, None], jnp.exp(last - since)[:, None] * new, 0.0)
@@ -407,7 +417,7 @@ def _advance(
         of_group = lax.div(shape.num_rows - group + (groups - 1), jnp.int32(groups))
         lax.fori_loop(jnp.int32(0), of_group, request, None)
 
-    given = rows, begin, tokens, factors, states, out
+    given = rows, tokens, factors, states, out
     count = len(jax.tree.leaves(given))
     launch = pl.pallas_call(
         kernel,
@@ -489,10 +499,11 @@ def _matrix(refs: Any, at: Int[Array, " B"], head: Array, axis: _Axis) -> Any:
     return jax.tree.map(lambda x: _load(x.at[at[:, None], head, axis.place[None, :]], mask), refs)
 
 
-def _chunk(halves: HalfPair, item: Array, head: Array) -> HalfPair:
-    """The matrix of a chunk."""
-    number = jnp.arange(CHUNK, dtype=jnp.int32)
-    return HalfPair(*(half[item, head, number[:, None], number[None, :]] for half in halves))
+def _chunk(halves: HalfPair, tokens: _Axis, head: Array) -> HalfPair:
+    """The matrix of a chunk; zeros in rows that do not exist."""
+    columns = _axis(CHUNK)
+    at = head, tokens.place[:, None], columns.place[None, :]
+    return HalfPair(*(_load(half.at[at], _mask(tokens, columns)) for half in halves))
 
 
 def _vector(refs: Any, at: Array, head: Array, axis: _Axis) -> Any:

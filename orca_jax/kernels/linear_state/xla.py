@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.linear_state.parts import LinearTokens
-from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, write_states
+from orca_jax.kernels.state_rows import StateRows, states_before, write_states
 from orca_jax.kernels.work_list import lay_out
 
 CHUNK = 64  # tokens
@@ -45,6 +45,7 @@ def attend(
         chunks: the second part, by a kernel; None: `_chunks`.
         room: tokens of zeros that the kernels get after the last one.
     """
+    tokens = tokens.by_head()
     num_tokens = tokens.q.shape[0]
 
     def by_head(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
@@ -57,8 +58,8 @@ def attend(
     out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
         out, states = (chunks or _chunks)(heads, states, rows, out)
-    is_present = token_rows(rows, num_tokens).is_present
-    return jnp.where(is_present[:, None, None], out[:, :num_tokens].swapaxes(0, 1), 0), states
+    # Both parts write to zeros, and only the results of their own tokens.
+    return out[:, :num_tokens].swapaxes(0, 1), states
 
 
 def _single_tokens(
@@ -136,7 +137,7 @@ def _results(
     chunk: LinearTokens, state: Float[Array, "H K V"]
 ) -> tuple[Float[Array, "H C V"], Float[Array, "H K V"]]:
     """The results of a chunk's tokens, and the state after them. Tokens of others are zeros, without a decay."""
-    q, k, new, decay, beta = chunk
+    q, k, new, decay, beta, _ = chunk
     since = jnp.cumsum(decay, axis=1)  # [H, C]: of the state before the chunk
     # What remains of a token at a later one. No difference is positive, so no factor is above 1.
     lower = jnp.tril(jnp.ones((q.shape[1],) * 2, bool))

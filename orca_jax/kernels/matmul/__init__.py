@@ -6,6 +6,7 @@ from orca_jax.kernels.matmul.api import (
     product_of_heads,
     quantised_matmul,
     quantised_scores,
+    rounded_matmul,
     table_scores,
 )
 from orca_jax.kernels.matmul.parts import (
@@ -29,5 +30,6 @@ __all__ = [
     "product_of_heads",
     "quantised_matmul",
     "quantised_scores",
+    "rounded_matmul",
     "table_scores",
 ]

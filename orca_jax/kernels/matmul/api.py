@@ -3,7 +3,7 @@
     blocks  for CPUs, some rows at a time (`blocks.py`)
     whole   all at once (`whole.py`)
 
-A plain matrix is multiplied by XLA alike on all platforms.
+A plain matrix is multiplied by XLA on all platforms.
 """
 
 import jax
@@ -20,15 +20,37 @@ BACKENDS = (
 )
 """All run on every platform. A module has `multiply`, `scores` of quantised values, and `plain_scores`."""
 
+_LEAST_ROUNDED = 256  # tokens
+
 
 def matmul(x: Float[Array, "*T I"], kernel: Float[Array, "I O"]) -> Float[Array, "*T O"]:
     """`x @ kernel` in the type of the kernel, with float32 sums; see `precision_of`."""
-    return jnp.matmul(
-        x.astype(kernel.dtype),
-        kernel,
-        precision=precision_of(kernel),
-        preferred_element_type=jnp.float32,
+    return _matmul(x.astype(kernel.dtype), kernel, jnp.dtype(jnp.float32))
+
+
+def _matmul(
+    x: Float[Array, "*T I"], kernel: Float[Array, "I O"], result: jnp.dtype
+) -> Float[Array, "*T O"]:
+    return jnp.matmul(x, kernel, precision=precision_of(kernel), preferred_element_type=result)
+
+
+def rounded_matmul(x: Float[Array, "*T I"], kernel: Float[Array, "I O"]) -> Float[Array, "*T O"]:
+    """`matmul`, but a CUDA card rounds the results of many tokens to bfloat16 after the sums, if the kernel has that.
+
+    That halves their bytes. Products of few tokens are sums of parts: rounding them would take a launch more.
+    """
+    if kernel.dtype != jnp.bfloat16 or x.shape[0] < _LEAST_ROUNDED:
+        return matmul(x, kernel)
+
+    def rounded(x: Float[Array, "*T I"], kernel: Float[Array, "I O"]) -> Float[Array, "*T O"]:
+        # without the barrier XLA would leave out the conversions
+        found = lax.optimization_barrier(_matmul(x, kernel, kernel.dtype))
+        return found.astype(jnp.float32)
+
+    result: Array = lax.platform_dependent(
+        x.astype(kernel.dtype), kernel, cuda=rounded, default=matmul
     )
+    return result
 
 
 def product_of_heads(

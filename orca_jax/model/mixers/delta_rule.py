@@ -58,11 +58,12 @@ def run(
     mixed, inputs = short_conv(jnp.concatenate([query, key, value], axis=1), taps, pools[0], rows)
     parts = jnp.split(jax.nn.silu(mixed), (query.shape[1], 2 * query.shape[1]), axis=1)
 
-    def unit(x: Float[Array, "T C"]) -> Float[Array, "T H K"]:
-        """Vectors of length one, each for as many heads as share it."""
+    def unit(x: Float[Array, "T C"]) -> Float[Array, "T G K"]:
+        """Vectors of length one; adjacent heads share them."""
         vectors = x.reshape(num_tokens, -1, key_dim)
-        vectors *= jax.lax.rsqrt(jnp.square(vectors).sum(axis=-1, keepdims=True) + _LENGTH_EPS)
-        return jnp.repeat(vectors, heads // vectors.shape[1], axis=1)
+        return vectors * jax.lax.rsqrt(
+            jnp.square(vectors).sum(axis=-1, keepdims=True) + _LENGTH_EPS
+        )
 
     values = parts[2].reshape(num_tokens, heads, value_dim)
     tokens = LinearTokens(unit(parts[0]) * key_dim**-0.5, unit(parts[1]), values, decay, beta)

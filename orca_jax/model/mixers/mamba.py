@@ -65,10 +65,10 @@ def run(
     mixed_keys, key_inputs = short_conv(keys, key_taps, pools[1], rows)
     values = jax.nn.silu(mixed + bias).reshape(num_tokens, group.shape[0], -1)
     of_groups = jax.nn.silu(mixed_keys + key_bias).reshape(num_tokens, 2, -1, state_dim)
-    key, query = (of_groups[:, part, group] for part in (0, 1))
-    out, matrices = linear_state(
-        LinearTokens(query, key, values * step[..., None], -rate * step), pools[2], rows
-    )
+    key, query = of_groups[:, 0], of_groups[:, 1]
+    inputs_of_heads = values * step[..., None], -rate * step
+    tokens = LinearTokens(query, key, *inputs_of_heads, group=group)
+    out, matrices = linear_state(tokens, pools[2], rows)
     return out + skip[:, None] * values, (inputs, key_inputs, matrices)
 
 

@@ -167,9 +167,10 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(bad: floa
         ([], "greedy"),
         ([(0.0, 5, 0.5, 0.1)], "greedy"),
         ([(0.7, 0, 1.0, 0.0), (0.0, 5, 0.5, 0.1)], "unfiltered"),
-        ([(0.7, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0)], "plain"),
-        ([(0.7, 0, 0.9, 0.0)], "plain"),
-        ([(0.7, 0, 1.0, 0.1)], "plain"),
+        ([(0.7, 0, 1.0, 0.0), (1.0, 256, 1.0, 0.0)], "filtered"),
+        ([(0.7, 0, 0.9, 0.0)], "filtered"),
+        ([(0.7, 0, 1.0, 0.1), (0.0, 300, 1.0, 0.0)], "filtered"),
+        ([(0.7, 0, 0.9, 0.0), (1.0, 257, 1.0, 0.0)], "plain"),
     ],
 )
 def test_a_launch_is_of_the_least_kind_that_serves_all_rows(

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from orca_jax.exec.sampling.draw import Kind, SamplingParameters, sample
+from orca_jax.exec.sampling.draw import WINDOW, Kind, SamplingParameters, sample
 from orca_jax.exec.sampling.programs import Drawn, pack_masks, sample_full
+from orca_jax.exec.sampling.search import largest
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
 from tests.exec.sampling.test_adjust import TABLE, context_of, extras_of
@@ -109,6 +111,29 @@ def test_samplers_without_branches_draw_as_the_plain_one(kind: Kind) -> None:
     expected = draw(logits, 1, wanted=wanted)
     for devices in (1, 3):
         assert draw(logits, devices, kind, wanted) == expected
+
+
+def test_filters_without_branches_draw_as_the_plain_sampler() -> None:
+    """Also greedy rows, those within the window, and those of wider nuclei; a wider top-k is not of this kind."""
+    wanted = settings(ROWS)
+    wanted = wanted._replace(top_k=jnp.where(wanted.top_k > WINDOW, 0, wanted.top_k))
+    for seed in range(4):
+        logits = some_logits(seed)
+        expected = draw(logits, 1, wanted=wanted)
+        for devices in (1, 3):
+            assert draw(logits, devices, "filtered", wanted) == expected
+
+
+@pytest.mark.parametrize("width", [128, 5120, 40960], ids=["all", "small blocks", "both sizes"])
+def test_the_largest_numbers_by_blocks(width: int) -> None:
+    """Equal numbers are in the order of their columns, within a block and across blocks."""
+    random = np.random.default_rng(width)
+    values = random.normal(size=(4, width)).astype(np.float32)
+    values[1:] = values[1:].round(1)
+    values[2] = 0.0
+    values[3, width // 3 :] = -np.inf
+    given = jnp.asarray(values), min(WINDOW, width)
+    assert all(map(np.array_equal, largest(*given), lax.top_k(*given)))
 
 
 def test_ties_and_padding_across_shards() -> None:

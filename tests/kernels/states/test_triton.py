@@ -28,6 +28,8 @@ class Load:
     Attributes:
         lengths: tokens of each request, single ones first.
         heads, keys, values: of a state.
+        pairs: queries and keys, if heads share them.
+        is_listed: an array has the query and key of each head.
         has_beta: True for the delta rule.
         likeness: of all keys of a head; 1 if they are equal.
         gate: what remains of a state at each token; None for random gates.
@@ -35,6 +37,8 @@ class Load:
 
     lengths: tuple[int, ...] = RAGGED
     heads: int = 2
+    pairs: int | None = None
+    is_listed: bool = False
     keys: int = 16
     values: int = 32
     has_beta: bool = True
@@ -48,15 +52,16 @@ def make(load: Load) -> tuple[LinearTokens, jax.Array, StateRows]:
     draw = np.random.default_rng(1)
     used = sum(load.lengths)
     shape = used + PADDING, load.heads
-    shared = draw.normal(size=(1, load.heads, load.keys))
-    own = draw.normal(size=(*shape, load.keys))
+    pairs = load.pairs or load.heads
+    shared = draw.normal(size=(1, pairs, load.keys))
+    own = draw.normal(size=(shape[0], pairs, load.keys))
     keys = load.likeness * shared + (1 - load.likeness) * own
     keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
     decay = -np.exp(draw.normal(size=shape))
     if load.gate is not None:
         decay[:] = np.log(load.gate)
     arrays = [
-        draw.normal(size=(*shape, load.keys)) / load.keys**0.5,
+        draw.normal(size=keys.shape) / load.keys**0.5,
         keys,
         draw.normal(size=(*shape, load.values)),
         decay,
@@ -76,7 +81,10 @@ def make(load: Load) -> tuple[LinearTokens, jax.Array, StateRows]:
     start[-1] = 0
     columns = start, (*load.lengths, 0), index, target
     given = StateRows(*(jnp.asarray(each, jnp.int32) for each in columns), jnp.asarray(is_fresh))
-    return LinearTokens(*(jnp.asarray(each, load.dtype) for each in arrays)), states, given
+    tokens = LinearTokens(*(jnp.asarray(each, load.dtype) for each in arrays))
+    if load.is_listed:
+        tokens = tokens._replace(group=jnp.asarray(draw.integers(0, pairs, load.heads), jnp.int32))
+    return tokens, states, given
 
 
 @cache
@@ -99,6 +107,8 @@ ONE = (1, 150)  # the same shapes: compiled once
 LOADS = {
     "ragged rows": Load(),
     "keys and values in no power of two": Load((1, 70), keys=20, values=72, has_beta=False),
+    "shared keys": Load(ONE, heads=4, pairs=2),
+    "keys of a list": Load(ONE, heads=4, pairs=3, is_listed=True),
     "gates near 0": Load(ONE, gate=1e-30),
     "gates near 1": Load(ONE, gate=1 - 1e-6),
     "similar keys": Load(ONE, likeness=0.99, gate=1 - 1e-6),

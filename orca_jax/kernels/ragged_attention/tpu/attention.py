@@ -231,8 +231,8 @@ class AttentionCall:
         """
         token = jnp.arange(self.num_tokens)[:, None, None]
 
-        def add_chunks(out: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
-            others = attend_chunks(
+        def attend() -> Float[Array, "T H D"]:
+            return attend_chunks(
                 self.shape,
                 self.q,
                 pages,
@@ -241,11 +241,12 @@ class AttentionCall:
                 self.of_chunks,
                 **self.options,
             )
-            return jnp.where(token < self.prepared.num_increments, out, others)
 
         out = increments
         if self.num_tokens > 1:
-            out = lax.cond(self.prepared.has_chunks, add_chunks, lambda out: out, increments)
+            nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
+            chunks = lax.cond(self.prepared.has_chunks, attend, lambda: nothing)
+            out = jnp.where(token < self.prepared.num_increments, increments, chunks)
         # Blocks without a request are not visited: their outputs are undefined memory.
         return jnp.where(token < self.prepared.num_used, out, jnp.zeros_like(out))
 
