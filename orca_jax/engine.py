@@ -231,6 +231,21 @@ class Engine:
         self.pool.adapters.remove(name)
         self._free_weights()
 
+    def replace_adapter(self, adapter: Adapter, weights: Any) -> int:
+        """Let a name stand for another adapter from now on, also if it is new. Live requests keep theirs.
+
+        Returns:
+            The version of the weights, the next one.
+
+        Raises:
+            RequestError: as of `add_adapter`.
+        """
+        if adapter.name in self.pool.adapters.named:
+            self.remove_adapter(adapter.name)
+        self.add_adapter(adapter, weights)
+        self.weight_version += 1
+        return self.weight_version
+
     def _free_weights(self) -> None:
         for key in self.pool.adapters.take_unused():
             self._weights.pop(key, None)

@@ -45,9 +45,7 @@ def table(config: ModelConfig) -> TreeTable:
         )
 
     own = _gemma(config) if config.family in _GEMMAS else _llama(config)
-    mlp = [
-        _row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")
-    ]
+    mlp = [_row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")]
     return TreeTable("Tunix", (TreeRow("/".join(ANCHOR), "embedding.table"), *own, *mlp))
 
 

@@ -90,6 +90,6 @@ def test_families_without_a_table(tmp_path: Path) -> None:
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
     with pytest.raises(
         ConfigError,
-        match="trees of Tunix are read for the families llama, qwen2, qwen3, gemma.*, not for olmo",
+        match=r"trees of Tunix are read for the families llama, qwen2, qwen3, gemma.*, not for olmo",
     ):
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
