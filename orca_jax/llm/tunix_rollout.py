@@ -105,7 +105,7 @@ class _Rollout:
         if rollout_actor is not None:
             self.update_params(params)
 
-    def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
+    def generate(self, prompts: str | list[str], rollout_config: Any, **kwargs: Any) -> Any:
         """Sample one text for each prompt, with the log probabilities of its tokens from the same pass.
 
         The log probabilities are those of the sampled distribution, at the temperature of the configuration. The first
@@ -120,6 +120,8 @@ class _Rollout:
             raise RequestError(
                 f"generate has no argument {next(iter(kwargs))}", param=next(iter(kwargs))
             )
+        if isinstance(prompts, str):  # of one agent
+            prompts = [prompts]
         ids = [self._encode(prompt) for prompt in prompts]
         width = rollout_config.max_prompt_length
         for index, each in enumerate(ids):

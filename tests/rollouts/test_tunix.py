@@ -93,6 +93,8 @@ def test_outputs(make: Any) -> None:
         scores = [one.logprob for one in toy_score(ids + tokens, 0, vocab_size=257)][-len(tokens) :]
         np.testing.assert_allclose(output.logprobs[index], scores, rtol=1e-6)
     assert rollout.generate(["ab"], contract.RolloutConfig()).logprobs is None
+    (alone,) = rollout.generate("ab", config).tokens
+    assert alone.tolist() == output.tokens[0].tolist(), "agents give the text itself"
     with pytest.raises(RequestError, match="max_prompt_length is 4: raise it"):
         rollout.generate(["abcdef"], config)
     with pytest.raises(RequestError, match="no argument images"):
