@@ -482,7 +482,7 @@ class LLM:
                 # in this order: another thread's turn may end the call meanwhile
                 while call.num_open or call.done:
                     if not call.done:
-                        self._turns.step()
+                        self._turns.step(call.has_news)
                         continue
                     yield call.done.popleft()
             finally:

@@ -19,6 +19,10 @@ class OfflineCall:
     candidates: list[str] = field(default_factory=list)  # ids of the engine's requests
     weight_version: int = 0  # of the weights for all of them
 
+    def has_news(self) -> bool:
+        """True if its caller has something to take, or nothing to wait for."""
+        return bool(self.done) or not self.num_open
+
 
 @dataclass(eq=False)
 class OpenPrompt:
