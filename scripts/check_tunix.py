@@ -4,7 +4,8 @@
 
 Needs google-tunix and this package in an environment of its own: `python -m venv ENV && ENV/bin/pip install
 google-tunix .`. Tunix reads a reference model. The engine samples it with new parameters, and its log probabilities are
-compared with those of Tunix. The base class is compared with the one recorded for the tests.
+compared with those of Tunix. The base class is compared with the one recorded for the tests. Then Tunix's learners
+train tiny models (`tunix_learners.py`).
 """
 
 import importlib
@@ -24,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from orca_jax.llm.tunix_rollout import BASE, orca_rollout  # noqa: E402
 from record_tunix import REFERENCE, read_model  # noqa: E402
 from tests.rollouts import tunix_contract as recorded  # noqa: E402
+from tunix_learners import check_learners  # noqa: E402
 
 NAME = "qwen2-tied"
 TOLERANCE = 2e-5
@@ -112,6 +114,8 @@ def main() -> None:
     base = importlib.import_module(BASE)
     check_contract(base)
     check_rollouts(base)
+    check_learners()
+    print("Tunix's learners train on rollouts of the engine")
 
 
 if __name__ == "__main__":

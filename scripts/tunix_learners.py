@@ -8,7 +8,8 @@ threads; an actor with adapters syncs these alone.
 import importlib
 import json
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import qwix
 from flax import nnx
 
 from orca_jax.llm.tunix_rollout import orca_rollout
@@ -28,6 +28,7 @@ THREADS = 64
 GENERATIONS = 8
 ALPHA = 8.0
 RANK = 4
+LONG = 96  # tokens of agents, so that their start counts little
 TOLERANCE = 1e-5
 LEAST_BATCH = 0.8  # of the smaller of threads and rows
 PROMPTS = [f"count to {number}: " for number in range(16)]
@@ -79,8 +80,9 @@ class Recorded:
     def keep(self, engine: Any) -> Any:
         """A class of the engine that keeps its outputs."""
         outputs = self.outputs
+        base: Any = engine.func
 
-        class Kept(engine.func):  # type: ignore[misc, name-defined]
+        class Kept(base):
             def generate(self, prompts: Any, rollout_config: Any, **others: Any) -> Any:
                 outputs.append(super().generate(prompts, rollout_config, **others))
                 return outputs[-1]
@@ -89,11 +91,11 @@ class Recorded:
 
     def repeat(self) -> type[Any]:
         """A class of Tunix's own rollout that gives these outputs."""
-        vanilla = importlib.import_module("tunix.rl.rollout.vanilla_rollout").VanillaRollout
+        vanilla: Any = importlib.import_module("tunix.rl.rollout.vanilla_rollout").VanillaRollout
         cache = importlib.import_module("tunix.rl.rollout.base_rollout").CacheConfig
         left: Iterator[Any] = iter(self.outputs)
 
-        class Repeated(vanilla):  # type: ignore[misc]
+        class Repeated(vanilla):
             def __init__(self, rollout_actor: Any, tokenizer: Any, **_: Any) -> None:
                 shape = rollout_actor.config
                 sizes = shape.num_layers, shape.num_kv_heads, shape.head_dim
@@ -175,6 +177,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 def with_adapters(model: Any) -> Any:
     """The model with adapters of rank 4 at all linear layers."""
+    qwix = importlib.import_module("qwix")
     provider = qwix.LoraProvider(
         module_path=".*(q_einsum|kv_einsum|attn_vec_einsum|.*_proj)", rank=RANK, alpha=ALPHA
     )
@@ -199,7 +202,7 @@ def cluster_of(actor: Any, engine: Any, *, agentic: bool = False, steps: int = 1
         rollout_engine=engine,
         training_config=training,
         rollout_config=base.RolloutConfig(
-            max_tokens_to_generate=32,
+            max_tokens_to_generate=LONG if agentic else 32,
             max_prompt_length=32,
             temperature=1.0,
             top_p=None,
@@ -273,22 +276,45 @@ def check_agents(make: Any, folder: Path) -> None:
     config = grpo.GRPOConfig(
         num_generations=GENERATIONS,
         max_concurrency=THREADS,
-        max_response_length=32,
+        max_response_length=LONG,
         beta=0.0,
         use_rollout_logps=True,
     )
-    stats = cluster.rollout.llm.engine.stats
+    rollout = cluster.rollout
     learner = grpo.GRPOLearner(cluster, config, reward_fns=reward, chat_parser=PlainChat())
-    learner.train([{"prompts": np.array(PROMPTS)}] * 2)
-    used = cluster.rollout.llm.engine.stats
-    batch = (used.scheduled_requests - stats.scheduled_requests) / (
-        used.iterations - stats.iterations
+    batch = batch_during(rollout, lambda: learner.train([{"prompts": np.array(PROMPTS)}] * 2))
+    versions = rollout.llm.engine.weight_version
+    print(
+        f"  agents: {batch:.1f} requests an iteration, while Tunix also trains; {versions} versions"
     )
-    versions = cluster.rollout.llm.engine.weight_version
-    print(f"  agents: {THREADS} threads, {batch:.1f} requests an iteration, version {versions}")
-    assert batch >= LEAST_BATCH * min(THREADS, ROWS), "small batches"
     assert versions > 1, "the weights were not synchronised"
-    cluster.rollout.llm.close()
+    settings = cluster.cluster_config.rollout_config
+
+    def call() -> None:
+        threads = [
+            threading.Thread(
+                target=lambda: [rollout.generate(PROMPTS[0], settings) for _ in "1234"]
+            )
+            for _ in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    batch = batch_during(rollout, call)
+    print(f"  {THREADS} threads without pauses: {batch:.1f} requests an iteration")
+    assert batch >= LEAST_BATCH * min(THREADS, ROWS), "small batches"
+    rollout.llm.close()
+
+
+def batch_during(rollout: Any, call: Callable[[], object]) -> float:
+    """The mean number of requests in the iterations of a call."""
+    before = rollout.llm.engine.stats
+    call()
+    after = rollout.llm.engine.stats
+    requests = after.scheduled_requests - before.scheduled_requests
+    return float(requests / (after.iterations - before.iterations))
 
 
 def check_adapters(make: Any, folder: Path) -> None:

@@ -201,20 +201,23 @@ def test_many_changes_do_not_keep_an_iteration_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_that_call_again_and_again_fill_the_batch() -> None:
-    """Each iteration has nearly a row of each thread."""
-    threads, tokens = 16, 40
+    """Each iteration has nearly a row of each thread, although their requests end at different times."""
+    threads = 16
     with LLM(model="preset:toy", max_num_seqs=threads, max_model_len=4096, page_size=16) as llm:
         ready = threading.Barrier(threads)
 
         def run(thread: int) -> None:
             ready.wait(60)
             for turn in range(6):
-                llm.generate([[thread, turn]], params_of(tokens), use_tqdm=False)
+                params = params_of(20 + (7 * thread + 11 * turn) % 20)
+                llm.generate([[thread, turn]], params, use_tqdm=False)
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(run, range(threads)))
         used = llm.engine.stats
-        assert used.scheduled_requests / used.iterations > 0.7 * threads
+        assert used.scheduled_requests / used.iterations > 0.75 * threads, (
+            "0.64 if each thread runs an iteration in its turn"
+        )
 
 
 def _interrupted(lock: FairLock) -> list[bool]:

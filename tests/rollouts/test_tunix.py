@@ -211,3 +211,4 @@ def test_with_tunix_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "the contract is the recorded one" in done.stdout
+    assert "learners train on rollouts of the engine" in done.stdout
