@@ -28,6 +28,7 @@ THREADS = 64
 GENERATIONS = 8
 ALPHA = 8.0
 RANK = 4
+CALLS = 8  # of each thread
 LONG = 96  # tokens of agents, so that their start counts little
 TOLERANCE = 1e-5
 LEAST_BATCH = 0.8  # of the smaller of threads and rows
@@ -293,7 +294,7 @@ def check_agents(make: Any, folder: Path) -> None:
     def call() -> None:
         threads = [
             threading.Thread(
-                target=lambda: [rollout.generate(PROMPTS[0], settings) for _ in "1234"]
+                target=lambda: [rollout.generate(PROMPTS[0], settings) for _ in range(CALLS)]
             )
             for _ in range(THREADS)
         ]

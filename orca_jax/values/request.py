@@ -489,6 +489,7 @@ class RequestUpdate(NamedTuple):
     num_written: int = 0  # tokens of the prompt written into the prefix cache, with the first ids
     # seconds since the cache gave up a page of the prompt, and the request that needed room
     lost: tuple[float, str | None] | None = None
+    weight_version: int | None = None  # of the front end, if the call began with other weights
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())
