@@ -163,15 +163,17 @@ def draw_matrices(model: Any) -> None:
     """Random values for matrices: those of the MLPs begin with zeros."""
     keys = iter(jax.random.split(jax.random.key(1), 1000))
     state = nnx.state(model, nnx.Param)
-    drawn = jax.tree.map(
-        lambda each: each if each.ndim < 2 else 0.08 * jax.random.normal(next(keys), each.shape),
-        state,
-    )
-    nnx.update(model, drawn)
+
+    def drawn(each: Any) -> Any:
+        if each.ndim < 2:
+            return each
+        return 0.08 * jax.random.normal(next(keys), each.shape)
+
+    nnx.update(model, jax.tree.map(drawn, state))
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write config.json."""
+    """Write the config.json of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -186,13 +188,15 @@ def with_adapters(model: Any) -> Any:
     return qwix.apply_lora_to_model(model, provider, *inputs, rngs=nnx.Rngs(3))
 
 
-def cluster_of(actor: Any, engine: Any, *, agentic: bool = False, steps: int = 1) -> Any:
-    """A cluster with one mesh for all roles, and plain gradient descent."""
+def cluster_of(
+    actor: Any, engine: Any, reference: Any, *, rate: float = 1.0, size: int = 32, steps: int = 1
+) -> Any:
+    """A cluster with one mesh for all roles, and plain gradient descent; `size` bounds the tokens of an answer."""
     clusters = importlib.import_module("tunix.rl.rl_cluster")
     base = importlib.import_module("tunix.rl.rollout.base_rollout")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     training = clusters.RLTrainingConfig(
-        actor_optimizer=optax.sgd(0.01 if agentic else 1.0),
+        actor_optimizer=optax.sgd(rate),
         eval_every_n_steps=10_000,
         max_steps=steps,
         mini_batch_size=len(PROMPTS),
@@ -203,7 +207,7 @@ def cluster_of(actor: Any, engine: Any, *, agentic: bool = False, steps: int = 1
         rollout_engine=engine,
         training_config=training,
         rollout_config=base.RolloutConfig(
-            max_tokens_to_generate=LONG if agentic else 32,
+            max_tokens_to_generate=size,
             max_prompt_length=32,
             temperature=1.0,
             top_p=None,
@@ -211,7 +215,6 @@ def cluster_of(actor: Any, engine: Any, *, agentic: bool = False, steps: int = 1
             kv_cache_size=128,
         ),
     )
-    reference = nnx.clone(actor) if not agentic else None
     return clusters.RLCluster(
         actor=actor,
         reference=reference,
@@ -222,13 +225,13 @@ def cluster_of(actor: Any, engine: Any, *, agentic: bool = False, steps: int = 1
 
 def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     """The share of plain letters."""
-    return [sum(letter.isascii() for letter in text) / 32 for text in completions]
+    return [len(text.encode("ascii", "ignore")) / 32 for text in completions]
 
 
 def train(actor: Any, engine: Any) -> tuple[Any, Any]:
     """One step of `GRPOLearner`: the cluster, and the parameters of the actor afterwards."""
     grpo = importlib.import_module("tunix.rl.grpo.grpo_learner")
-    cluster = cluster_of(actor, engine)
+    cluster = cluster_of(actor, engine, nnx.clone(actor))
     config = grpo.GRPOConfig(num_generations=GENERATIONS, num_iterations=2, beta=0.04)
     learner = grpo.GRPOLearner(cluster, config, reward)
     learner.train([{"prompts": np.array(PROMPTS)}])
@@ -273,7 +276,7 @@ def largest(tree: Any) -> float:
 def check_agents(make: Any, folder: Path) -> None:
     """Train by the agentic learner, with many threads on one engine."""
     grpo = importlib.import_module("tunix.rl.agentic.agentic_grpo_learner")
-    cluster = cluster_of(make(folder), engine_of(folder), agentic=True, steps=2)
+    cluster = cluster_of(make(folder), engine_of(folder), None, rate=0.01, size=LONG, steps=2)
     config = grpo.GRPOConfig(
         num_generations=GENERATIONS,
         max_concurrency=THREADS,
@@ -291,13 +294,12 @@ def check_agents(make: Any, folder: Path) -> None:
     assert versions > 1, "the weights were not synchronised"
     settings = cluster.cluster_config.rollout_config
 
+    def run() -> None:
+        for _ in range(CALLS):
+            rollout.generate(PROMPTS[0], settings)
+
     def call() -> None:
-        threads = [
-            threading.Thread(
-                target=lambda: [rollout.generate(PROMPTS[0], settings) for _ in range(CALLS)]
-            )
-            for _ in range(THREADS)
-        ]
+        threads = [threading.Thread(target=run) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -332,7 +334,7 @@ def check_adapters(make: Any, folder: Path) -> None:
     options = {"pad_id": EOS, "eos_id": EOS}
     theirs = np.asarray(common.compute_per_token_logps(graph, params, *given, **options))
     ours = np.asarray(rollout.get_per_token_logps(*given))
-    used = np.array([[at < len(each) for at in range(32)] for each in output.tokens])
+    used = np.arange(32) < np.array(list(map(len, output.tokens)))[:, None]
     error = np.abs(np.where(used, ours - theirs, 0)).max()
     print(f"  adapters: log probabilities differ by {error:.1e} after a sync of adapters alone")
     assert error <= 2e-5 * np.abs(theirs).max()

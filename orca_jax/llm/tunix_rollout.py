@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from orca_jax.assembly.weights import rank_of, split_adapters
 from orca_jax.llm.offline import LLM
 from orca_jax.llm.outputs import RequestOutput
-from orca_jax.model.lora.trees import rank_of, split_adapters
 from orca_jax.values.errors import ConfigError, RequestError
 from orca_jax.values.lora_request import LoRARequest
 from orca_jax.values.request import SamplingParams, candidate_seed

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Place:
+class _Asking:
     """A thread that has asked for the lock, or has it."""
 
     lock: threading.Lock  # held until the thread may go on
@@ -40,7 +40,7 @@ class FairLock:
     def __init__(self) -> None:
         self._mutex = threading.Lock()  # held for a few operations
         # of the threads that have asked; the first one has the lock
-        self._places: deque[_Place] = deque()
+        self._places: deque[_Asking] = deque()
         self._owner: int | None = None
         self._changes = 0  # in a row
 
@@ -58,7 +58,7 @@ class FairLock:
             raise EngineError(
                 "this LLM was called within its own iteration, as by a handler of a signal; call it later"
             )
-        place = _Place(threading.Lock(), is_done)
+        place = _Asking(threading.Lock(), is_done)
         place.lock.acquire()
         with self._mutex:
             self._places.append(place)
@@ -77,7 +77,7 @@ class FairLock:
         self._owner = None
         self._leave(self._places[0])
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Asking) -> None:
         with self._mutex:
             if not place.has_turn:
                 return

@@ -12,11 +12,12 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from orca_jax import LLM, LoRARequest, SamplingParams
+from orca_jax.assembly.weights import split_adapters
 from orca_jax.exec.stage import Stage
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.lora import trees
 from orca_jax.model.lora.peft_files import WEIGHTS, read_adapter
-from orca_jax.model.lora.trees import read_tree, split_adapters
+from orca_jax.model.lora.trees import read_tree
 from orca_jax.model.trees.memory import nested
 from orca_jax.values.config import LoraConfig, ModelConfig
 from orca_jax.values.errors import CheckpointError, RequestError

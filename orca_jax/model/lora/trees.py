@@ -18,7 +18,7 @@ from orca_jax.model.lora.stacks import (
 )
 from orca_jax.model.orbax_files import Keys
 from orca_jax.model.trees import tunix
-from orca_jax.model.trees.memory import check_readable, flat_tree, is_array, nested, on_host
+from orca_jax.model.trees.memory import check_readable, flat_tree, is_array, on_host
 from orca_jax.model.trees.rows import LAYER, Pick, TreeRow
 from orca_jax.values.config import DType, LoraConfig, ModelConfig
 from orca_jax.values.errors import CheckpointError
@@ -30,27 +30,12 @@ NAME = "the tree of the adapter"
 _SIDE = re.compile(r"(.+)_lora_([ab])")
 
 
-class _Place(NamedTuple):
+class _Adapted(NamedTuple):
     """A linear layer of the decoder, and its row."""
 
     target: str
     layer: int
     row: TreeRow
-
-
-def split_adapters(params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of a tree without those of adapters, and those of adapters, as nested dicts."""
-    leaves = flat_tree(params)
-    found = {keys: leaf for keys, leaf in leaves.items() if _side_of(keys)}
-    rest = {keys: leaf for keys, leaf in leaves.items() if keys not in found}
-    return nested(rest), nested(found)
-
-
-def rank_of(params: Any) -> int:
-    """The largest rank of the adapters of a tree; 0 without any."""
-    leaves = flat_tree(params)
-    ranks = [leaf.shape[0] for keys, leaf in leaves.items() if (_side_of(keys) or " ")[-1] == "b"]
-    return max(ranks, default=0)
 
 
 def read_tree(
@@ -94,13 +79,13 @@ def read_tree(
 
 
 def _sides(
-    tree: AdapterTree, places: Mapping[str, list[_Place]]
+    tree: AdapterTree, places: Mapping[str, list[_Adapted]]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The arrays "a" and "b" of each module, and the problems of names and kinds."""
     sides: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     for keys, leaf in flat_tree(tree.params).items():
-        name = _side_of(keys)
+        name = side_of(keys)
         if name is None:
             continue
         module, side = name[:-1], name[-1]
@@ -113,7 +98,7 @@ def _sides(
     return sides, problems
 
 
-def _side_of(keys: Keys) -> str | None:
+def side_of(keys: Keys) -> str | None:
     """The module of an array of an adapter, followed by its side; None for another array."""
     if keys[-1:] == ("value",):
         keys = keys[:-1]
@@ -121,17 +106,17 @@ def _side_of(keys: Keys) -> str | None:
     return found and found[1] + found[2]
 
 
-def _places(model: ModelConfig) -> Iterator[tuple[str, list[_Place]]]:
+def _places(model: ModelConfig) -> Iterator[tuple[str, list[_Adapted]]]:
     """The linear layers by the names of their arrays in trees."""
     targets = {}
     for name, group in groups_of(model).items():
         part = name.removesuffix("_out")
         targets.update({f"blocks.{part}.{target}.kernel": target for target in group.targets})
-    found: dict[str, list[_Place]] = {}
+    found: dict[str, list[_Adapted]] = {}
     for row in tunix.table(model).rows:
         for layer in range(model.num_layers if row.path in targets else 0):
             module = row.source.replace(LAYER, str(layer))
-            found.setdefault(module, []).append(_Place(targets[row.path], layer, row))
+            found.setdefault(module, []).append(_Adapted(targets[row.path], layer, row))
     yield from found.items()
 
 
@@ -143,7 +128,7 @@ def _matrix(pair: Mapping[str, Any], side: str) -> np.ndarray:
     return on_host(pair[side]).astype(np.float32)
 
 
-def _outputs(b: np.ndarray, place: _Place) -> np.ndarray:
+def _outputs(b: np.ndarray, place: _Adapted) -> np.ndarray:
     """The matrix B of one linear layer, [outputs, rank], of an array with one or several."""
     for operation in place.row.operations:
         if isinstance(operation, Pick):  # of an axis that comes before the inputs
@@ -152,7 +137,7 @@ def _outputs(b: np.ndarray, place: _Place) -> np.ndarray:
 
 
 def _problem(
-    a: np.ndarray, b: np.ndarray, places: list[_Place], model: ModelConfig, max_rank: int
+    a: np.ndarray, b: np.ndarray, places: list[_Adapted], model: ModelConfig, max_rank: int
 ) -> str | None:
     """The reason for which the matrices of a module do not fit it."""
     if not a.size or not b.size:
