@@ -16,6 +16,7 @@ from orca_jax.sched.observer import Observer, Observers
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefixes.outer import OuterPages
+from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.values.lora_request import Adapter
 from orca_jax.values.request import (
@@ -231,6 +232,21 @@ class Engine:
         self.pool.adapters.remove(name)
         self._free_weights()
 
+    def replace_adapter(self, adapter: Adapter, weights: Any) -> int:
+        """Let a name stand for another adapter from now on, also if it is new. Live requests keep theirs.
+
+        Returns:
+            The version of the weights, the next one.
+
+        Raises:
+            RequestError: as of `add_adapter`.
+        """
+        if adapter.name in self.pool.adapters.named:
+            self.remove_adapter(adapter.name)
+        self.add_adapter(adapter, weights)
+        self.weight_version += 1
+        return self.weight_version
+
     def _free_weights(self) -> None:
         for key in self.pool.adapters.take_unused():
             self._weights.pop(key, None)
@@ -238,7 +254,8 @@ class Engine:
     def update_weights(self, put: Callable[[], None], version: int | None = None) -> int:
         """Replace the weights between two iterations, and empty the prefix cache, which is of the old ones.
 
-        No request may be live: an answer never has tokens of two versions. If `put` fails, the engine cannot be used.
+        No request may be live, or they have stopped by `vacate`: else an answer has tokens of one version. If `put`
+        fails, the engine cannot be used.
 
         Args:
             put: replaces the weights of the executor.
@@ -247,8 +264,8 @@ class Engine:
         Returns:
             The version, also in `weight_version`.
         """
-        assert not self.pool.has_work and not self._in_flight, (
-            "weights are replaced when all requests have ended"
+        assert not self.pool.running and not self._in_flight, (
+            "weights are replaced when no request has a row"
         )
         put()
         self.forget_prefixes()
@@ -259,6 +276,22 @@ class Engine:
         self.weight_version = version
         logger.info("the weights have version %d", self.weight_version)
         return self.weight_version
+
+    def vacate(self) -> list[RequestUpdate]:
+        """Record the iterations in flight, and preempt all requests: they compute their tokens again later.
+
+        Returns:
+            The updates of these iterations.
+        """
+        while self._in_flight:
+            if self._in_flight[0].needs_mask:
+                self._mask(self._in_flight[0])
+            self._record(self._in_flight.popleft())
+        updates = self._deliver(lambda _: True)  # also those that a scheduler would hold
+        for request in tuple(self.pool.running.values()):
+            self.pool.preempt(request)
+            self.observer.preempted(request)
+        return updates
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of the devices. Running requests keep their pages, which no other request finds."""
@@ -314,7 +347,7 @@ class Engine:
                 self._record(self._in_flight.popleft())  # 15, 10-13
             if self._in_flight and self._in_flight[-1].needs_mask:  # it has waited for these tokens
                 self._mask(self._in_flight[-1])
-        return self._deliver()  # 13, 14
+        return self._deliver(self.scheduler.may_return)  # 13, 14
 
     def _has_room(self) -> bool:
         """True if another iteration may be submitted: a worker is free, and no sampler waits for allowed ids."""
@@ -386,9 +419,9 @@ class Engine:
         if self.outer is not None:
             self.outer.save_between(self.pool.running.values())
 
-    def _deliver(self) -> list[RequestUpdate]:
+    def _deliver(self, may_return: Callable[[Request], bool]) -> list[RequestUpdate]:
         start = time.perf_counter()
-        updates = self.pool.deliver(self.scheduler.may_return, self._clock())
+        updates = self.pool.deliver(may_return, self._clock())
         self.observer.delivered(updates)
         if self.pool.adapters.unused:
             self._free_weights()

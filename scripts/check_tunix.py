@@ -4,11 +4,14 @@
 
 Needs google-tunix and this package in an environment of its own: `python -m venv ENV && ENV/bin/pip install
 google-tunix .`. Tunix reads a reference model. The engine samples it with new parameters, and its log probabilities are
-compared with those of Tunix. The base class is compared with the one recorded for the tests.
+compared with those of Tunix. The base class is compared with the one recorded for the tests. Then Tunix's learners
+train tiny models (`tunix_learners.py`).
 """
 
 import importlib
+import os
 import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from orca_jax.llm.tunix_rollout import BASE, orca_rollout  # noqa: E402
 from record_tunix import REFERENCE, read_model  # noqa: E402
 from tests.rollouts import tunix_contract as recorded  # noqa: E402
+from tunix_learners import check_learners  # noqa: E402
 
 NAME = "qwen2-tied"
 TOLERANCE = 2e-5
@@ -91,16 +95,19 @@ def check_rollouts(base: Any) -> None:
         )
         graph, params = nnx.split(model)
         given = jnp.asarray(output.left_padded_prompt_tokens), jnp.asarray(completions)
-        theirs = np.asarray(
-            common.compute_per_token_logps(graph, params, *given, pad_id=PAD, eos_id=EOS)
-        )
+        score = partial(common.compute_per_token_logps, graph, params, pad_id=PAD, eos_id=EOS)
+        theirs = np.asarray(score(*given))
+        drawn = np.asarray(score(*given, temperature=config.temperature))
         ours = np.asarray(rollout.get_per_token_logps(*given))
         for row, tokens in enumerate(output.tokens):
-            scale_of = np.abs(theirs[row]).max()
-            for found in (output.logprobs[row], ours[row, : len(tokens)]):
-                error = np.abs(found - theirs[row, : len(tokens)]).max() / scale_of
+            size = len(tokens)
+            for found, wanted in (
+                (output.logprobs[row], drawn[row]),
+                (ours[row, :size], theirs[row]),
+            ):
+                error = np.abs(found - wanted[:size]).max() / np.abs(wanted).max()
                 assert error <= TOLERANCE, (
-                    f"they differ by {error:.1e}: {found} and {theirs[row]}, {tokens}"
+                    f"they differ by {error:.1e}: {found} and {wanted}, {tokens}"
                 )
         assert before is None or not np.array_equal(before, theirs), "the update changed nothing"
         before = theirs
@@ -112,7 +119,16 @@ def main() -> None:
     base = importlib.import_module(BASE)
     check_contract(base)
     check_rollouts(base)
+    check_learners()
+    print("Tunix's learners train on rollouts of the engine")
 
 
 if __name__ == "__main__":
-    main()
+    status = 1
+    try:
+        main()
+        status = 0
+    except AssertionError:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status)  # threads of Tunix's agents wait for prompts, and would keep the process

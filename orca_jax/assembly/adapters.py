@@ -11,8 +11,8 @@ from orca_jax.engine import Engine
 from orca_jax.exec.host import trim_heap
 from orca_jax.model.lora.peft_config import CONFIG, config_bytes
 from orca_jax.values.config import DType, LoraConfig, ModelConfig
-from orca_jax.values.errors import CheckpointError, ConfigError, OrcaError, RequestError
-from orca_jax.values.lora_request import Adapter
+from orca_jax.values.errors import ConfigError, OrcaError, RequestError
+from orca_jax.values.lora_request import Adapter, AdapterTree
 
 _TOY_NUMBERS = 10_000
 
@@ -33,8 +33,8 @@ class ReadAdapter(NamedTuple):
             logger.warning("adapter %s: %s", self.adapter.name, self.note)
 
 
-AdapterReader = Callable[[str, str], ReadAdapter]
-"""`(name, path) -> adapter`, for any thread. Raises RequestError; `param` is "lora_path"."""
+AdapterReader = Callable[[str, str | AdapterTree], ReadAdapter]
+"""`(name, path or tree) -> adapter`, for any thread. Raises RequestError; `param` is "lora_path" or "params"."""
 
 
 def adapter_reader(
@@ -59,13 +59,21 @@ def load_first(
     return reader
 
 
-def _read(model: ModelConfig, lora: LoraConfig, dtype: DType, name: str, path: str) -> ReadAdapter:
+def _read(
+    model: ModelConfig, lora: LoraConfig, dtype: DType, name: str, source: str | AdapterTree
+) -> ReadAdapter:
     from orca_jax.model.lora.peft_files import read_adapter
+    from orca_jax.model.lora.trees import read_tree
 
+    param = "lora_path"
     try:
-        found = read_adapter(Path(path), model, lora, dtype)
-    except CheckpointError as error:
-        raise RequestError(error.message, param="lora_path") from None
+        if isinstance(source, AdapterTree):
+            param = "params"
+            found = read_tree(source, model, lora, dtype)
+        else:
+            found = read_adapter(Path(source), model, lora, dtype)
+    except ConfigError as error:
+        raise RequestError(error.message, param=param) from None
     trim_heap()
     parts = " and ".join(found.left_out)
     note = ""
@@ -74,11 +82,14 @@ def _read(model: ModelConfig, lora: LoraConfig, dtype: DType, name: str, path: s
     return ReadAdapter(Adapter(name, found.digest), found.values, note)
 
 
-def read_toy_adapter(name: str, path: str) -> ReadAdapter:
-    """The reader for the toy: the number of an adapter follows from its configuration file."""
+def read_toy_adapter(name: str, source: str | AdapterTree) -> ReadAdapter:
+    """The reader for the toy: the number of an adapter follows from its configuration file, or from its tree."""
     try:
-        digest = hashlib.sha256(config_bytes(Path(path))).hexdigest()
+        content = repr(source).encode()
+        if isinstance(source, str):
+            content = config_bytes(Path(source))
     except OSError as error:
-        message = f"{path}: {CONFIG} cannot be read: {error.strerror or error}"
+        message = f"{source}: {CONFIG} cannot be read: {error.strerror or error}"
         raise RequestError(message, param="lora_path") from None
+    digest = hashlib.sha256(content).hexdigest()
     return ReadAdapter(Adapter(name, digest), 1 + int(digest[:8], 16) % _TOY_NUMBERS)

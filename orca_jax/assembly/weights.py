@@ -29,6 +29,7 @@ from orca_jax.model.checkpoint import (
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.leaves.fill import fill
+from orca_jax.model.lora.trees import side_of
 from orca_jax.model.matrices.packed import plain_shape, values_of_host
 from orca_jax.model.orbax_files import Keys, orbax_root, read_tree
 from orca_jax.model.parameters import (
@@ -40,7 +41,13 @@ from orca_jax.model.parameters import (
 )
 from orca_jax.model.trees.leaves import view_sources
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
-from orca_jax.model.trees.memory import InMemory, check_readable, flat_tree, stored_tree
+from orca_jax.model.trees.memory import (
+    InMemory,
+    check_readable,
+    flat_tree,
+    nested,
+    stored_tree,
+)
 from orca_jax.model.trees.views import View
 from orca_jax.values.errors import CheckpointError, ConfigError
 
@@ -149,6 +156,21 @@ def _no_progress(done: int, total: int) -> None:
 def save(params: Any, folder: Path) -> None:
     """Write a tree of parameters to `folder`/params with Orbax."""
     save_leaves(flat_tree(params), folder)
+
+
+def split_adapters(params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of a tree without those of adapters, and those of adapters, as nested dicts."""
+    leaves = flat_tree(params)
+    found = {keys: leaf for keys, leaf in leaves.items() if side_of(keys)}
+    rest = {keys: leaf for keys, leaf in leaves.items() if keys not in found}
+    return nested(rest), nested(found)
+
+
+def rank_of(params: Any) -> int:
+    """The largest rank of the adapters of a tree; 0 without any."""
+    leaves = flat_tree(params)
+    ranks = [leaf.shape[0] for keys, leaf in leaves.items() if (side_of(keys) or " ")[-1] == "b"]
+    return max(ranks, default=0)
 
 
 def _opened(leaves: Mapping[Keys, Any], keys: Keys) -> ArrayOfTree:

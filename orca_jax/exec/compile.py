@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,11 @@ class CompileCounter:
         return threading.current_thread().name.startswith(self._threads)
 
     def close(self) -> None:
-        monitoring.unregister_event_duration_listener(self._on_event)
-        monitoring.unregister_event_listener(self._on_cache_event)
+        """Count no more. The listeners may have gone: Tunix clears those of the process."""
+        with suppress(AssertionError):
+            monitoring.unregister_event_duration_listener(self._on_event)
+        with suppress(AssertionError):
+            monitoring.unregister_event_listener(self._on_cache_event)
 
 
 @contextmanager

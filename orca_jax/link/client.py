@@ -87,7 +87,7 @@ class OpenCall:
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
-        self.weight_version = 0  # of the weights that made the updates so far
+        self.weight_version: int | None = None  # of the weights that made its first update
         self._quiet = quiet
         self._heard = 0.0  # time of the last message, on the clock of the loop
         self._quiet_timer: asyncio.TimerHandle | None = None
@@ -423,7 +423,10 @@ class EngineClient:
             self._admission.started(call.waiting.pop(message.request_id, 0))
         if self._kept is not None and not is_last and isinstance(message, RequestUpdate):
             self._kept.hear(message)
-        call.weight_version = self._weight_version
+        if call.weight_version is None:
+            call.weight_version = self._weight_version
+        elif call.weight_version != self._weight_version and isinstance(message, RequestUpdate):
+            message = message._replace(weight_version=self._weight_version)
         call.deliver(message)
 
     def _resume(self) -> None:

@@ -306,7 +306,7 @@ class EngineLoop:
         """Replace weights or begin a pause, if this is due and all requests sent before have ended."""
         if self._pauses.is_due and (self._is_empty or self._pauses.is_frozen):
             self._pauses.settle()
-        if self._updates.is_due and self._is_empty:
+        if self._updates.is_due and (self._is_empty or self._pauses.is_frozen):
             self._updates.replace()
             self._pauses.sleep.take_weights()
             self._release()
@@ -441,9 +441,8 @@ class EngineLoop:
         self._release()
 
     def _replace_weights(self, number: int, *, aborts: bool) -> None:
-        if self._pauses.is_frozen and not self._is_empty:
-            self._answer(number, self._updates.refuse)
-            return
+        if self._pauses.is_frozen:
+            self._send_updates(self._engine.vacate())  # of the old weights
         self._updates.begin(number)
         if aborts:
             self._abort_all()

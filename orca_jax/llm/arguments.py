@@ -136,7 +136,7 @@ def _for_each[T](
 
 def check_same_adapter(request: LoRARequest, path: str) -> None:
     """Check that a name stands for the adapter of this path. Raises RequestError."""
-    if request.lora_path != path:
+    if request.lora_path not in ("", path):
         message = f"lora_name {request.lora_name!r} stands for {path}, not for {request.lora_path}; use another name"
         raise RequestError(message, param="lora_request")
 

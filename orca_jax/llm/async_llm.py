@@ -352,7 +352,7 @@ class AsyncLLM:
             async with client.open(submits) as call:
                 while of.num_open:
                     _take_updates(call, candidates, await call.receive())
-                    of.call.weight_version = call.weight_version
+                    of.call.weight_version = call.weight_version or 0
                     yield of.output()
         except (Overloaded, CallTooLarge) as error:
             raise RequestError(error.message, param="prompt") from None

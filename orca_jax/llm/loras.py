@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Sequence
 
+from orca_jax.assembly.adapters import ReadAdapter
 from orca_jax.assembly.built import Built
 from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
 from orca_jax.llm.turns import Turns
 from orca_jax.values.errors import RequestError
-from orca_jax.values.lora_request import LoRARequest
+from orca_jax.values.lora_request import AdapterTree, LoRARequest
+
+_IN_MEMORY = "the matrices of update_lora"
 
 
 class LoadedAdapters:
@@ -37,17 +40,30 @@ class LoadedAdapters:
                 self._built.engine.remove_adapter(name)
             self._paths.pop(name, None)
 
+    def update(self, name: str, tree: AdapterTree) -> int:
+        """Let a name stand for the adapter of a tree from now on. Returns the version. Raises RequestError."""
+        LoRARequest(name)
+        found = self._read(name, tree, "lora_name")
+        with self._lock:
+            with self._turns.turn():
+                version = self._built.engine.replace_adapter(found.adapter, found.weights)
+            self._paths[name] = _IN_MEMORY
+        return version
+
     def _name(self, request: LoRARequest) -> str:
         name = request.lora_name
-        read = self._built.read_adapter
-        if read is None:
-            raise RequestError(
-                "lora_request needs an LLM created with enable_lora=True", param="lora_request"
-            )
         if name not in self._paths:
-            found = read(name, request.lora_path)
+            found = self._read(name, request.lora_path, "lora_request")
             with self._turns.turn():
                 found.add_to(self._built.engine)
             self._paths[name] = request.lora_path
         check_same_adapter(request, self._paths[name])
         return name
+
+    def _read(self, name: str, source: str | AdapterTree, param: str) -> ReadAdapter:
+        read = self._built.read_adapter
+        if read is None:
+            raise RequestError(f"{param} needs an LLM created with enable_lora=True", param=param)
+        if not source:
+            raise RequestError(f"no adapter is loaded as {name!r}: give its lora_path", param=param)
+        return read(name, source)

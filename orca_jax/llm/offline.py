@@ -38,6 +38,7 @@ from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
 from orca_jax.values.errors import RequestError
+from orca_jax.values.lora_request import AdapterTree
 from orca_jax.values.request import Constraint, Pooling, SamplingParams, Urgency, of_candidate
 
 
@@ -178,6 +179,21 @@ class LLM:
     def unload_lora(self, lora_name: str) -> None:
         """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
         self._loras.unload(lora_name)
+
+    def update_lora(self, lora_name: str, params: Any, lora_alpha: float) -> int:
+        """Load or replace an adapter by that of a tree, and return the version, which later outputs carry.
+
+        Open requests keep the matrices with which they began. Nothing but those of the adapter is copied.
+
+        Args:
+            lora_name: the name for `LoRARequest(lora_name)`.
+            params: a tree of Tunix with `nnx.LoRAParam`; its other parameters are not read.
+            lora_alpha: the factor on both matrices is `lora_alpha` / rank.
+
+        Raises:
+            RequestError: the adapter does not fit, or cannot be loaded; the one in use is unchanged.
+        """
+        return self._loras.update(lora_name, AdapterTree(params, lora_alpha))
 
     def embed(
         self,
@@ -466,7 +482,7 @@ class LLM:
                 # in this order: another thread's turn may end the call meanwhile
                 while call.num_open or call.done:
                     if not call.done:
-                        self._turns.step()
+                        self._turns.step(call.has_news)
                         continue
                     yield call.done.popleft()
             finally:

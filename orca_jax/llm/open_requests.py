@@ -19,6 +19,10 @@ class OfflineCall:
     candidates: list[str] = field(default_factory=list)  # ids of the engine's requests
     weight_version: int = 0  # of the weights for all of them
 
+    def has_news(self) -> bool:
+        """True if its caller has something to take, or nothing to wait for."""
+        return bool(self.done) or not self.num_open
+
 
 @dataclass(eq=False)
 class OpenPrompt:
@@ -76,9 +80,13 @@ class OpenCandidate:
     error: str | None = None
     # None before the end, and if an error or a stop string was the end
     metrics: RequestMetrics | None = None
+    # the first token of each later version of the weights
+    changes: dict[int, int] = field(default_factory=dict)
 
     def take_update(self, update: RequestUpdate) -> bool:
         """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
+        if update.weight_version is not None and update.new_ids:
+            self.changes.setdefault(update.weight_version, len(self.ids))
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
         if update.logprobs and update.logprobs[-1].others is not None:
@@ -124,6 +132,7 @@ class OpenCandidate:
             stop_reason=stream.stop_reason,
             logprobs=tuple(logprobs) if self.wants_logprobs else None,
             cumulative_logprob=sum(chosen) if self.wants_logprobs else None,
+            weight_changes=tuple((first, version) for version, first in self.changes.items()),
         )
 
 

@@ -32,6 +32,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop string or id of `stop_token_ids` at its end
     logprobs: tuple[Logprobs, ...] | None = None  # of `token_ids`, if requested
     cumulative_logprob: float | None = None  # sum of the log probabilities of `token_ids`
+    # the first token of each later version of the weights, and the version, if a pause kept the request meanwhile
+    weight_changes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RequestOutput:
     # of `prompt_token_ids`; None for the first one
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     num_cached_tokens: int = 0  # tokens of the prompt read from the prefix cache
-    weight_version: int = 0  # of the weights that made it; see `LLM.update_params`
+    weight_version: int = 0  # of the weights that made its first tokens; see `LLM.update_params`
 
 
 def by_id(token_id: int, one: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:

@@ -13,22 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from orca_jax.assembly.weights import rank_of, split_adapters
 from orca_jax.llm.offline import LLM
 from orca_jax.llm.outputs import RequestOutput
 from orca_jax.values.errors import ConfigError, RequestError
+from orca_jax.values.lora_request import LoRARequest
 from orca_jax.values.request import SamplingParams, candidate_seed
 
 BASE = "tunix.rl.rollout.base_rollout"
+_ADAPTER = "actor"
 _NO_FILTER = {"top_p": (1.0,), "top_k": (0, -1)}
 
 
-def orca_rollout(model: str, *, filters: bool = False, **settings: Any) -> "partial[Any]":
+def orca_rollout(
+    model: str, *, filters: bool = False, lora_alpha: float | None = None, **settings: Any
+) -> "partial[Any]":
     """The engine for `ClusterConfig(rollout_engine=...)`: a partial of a subclass of Tunix's `BaseRollout`.
 
     Args:
         model: a directory with the config.json and the tokenizer of the model that Tunix trains.
         filters: take top_p and top_k of Tunix's configuration. Its trainer computes log probabilities over all
             tokens, at the temperature. Those of a filtered draw are larger.
+        lora_alpha: the `alpha` of qwix's `LoraProvider`, for an actor with adapters; the tree does not show it.
         settings: the settings of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix. The log
             probabilities are those of the sampled distribution, unless `logprobs_mode` names others.
 
@@ -37,7 +43,7 @@ def orca_rollout(model: str, *, filters: bool = False, **settings: Any) -> "part
     """
     kind: Any = rollout_class()
     settings = {"logprobs_mode": "processed_logprobs", **settings}
-    return partial(kind, model=model, filters=filters, settings=settings)
+    return partial(kind, model=model, filters=filters, lora_alpha=lora_alpha, settings=settings)
 
 
 @cache
@@ -58,11 +64,15 @@ class _Rollout:
     Args:
         model: see `orca_rollout`.
         filters: see `orca_rollout`.
+        lora_alpha: see `orca_rollout`.
         settings: see `orca_rollout`.
         rollout_actor: the model of Tunix, whose parameters become the weights; None for the weights of `model`.
         tokenizer: the tokenizer of Tunix; None for that of `model`.
         rollout_config: settings of Tunix; each call of `generate` has its own.
         mesh: the mesh of Tunix; the engine has devices by its own settings.
+
+    Raises:
+        ConfigError: the actor has adapters, and there is no `lora_alpha`.
     """
 
     output_class: Any
@@ -72,19 +82,30 @@ class _Rollout:
         *,
         model: str,
         filters: bool,
+        lora_alpha: float | None,
         settings: dict[str, Any],
         rollout_actor: Any = None,
         tokenizer: Any = None,
         rollout_config: Any = None,
         mesh: Any = None,
     ) -> None:
+        params = {} if rollout_actor is None else nnx.state(rollout_actor, nnx.Param)
+        self._alpha = lora_alpha
+        self._adapter: LoRARequest | None = None
+        if rank := rank_of(params):
+            if lora_alpha is None:
+                message = (
+                    "the actor has adapters: give orca_rollout the lora_alpha of its LoraProvider"
+                )
+                raise ConfigError(message, param="lora_alpha")
+            settings = {"enable_lora": True, "max_lora_rank": rank, **settings}
         self.llm = LLM(model, **settings)
         self._filters = filters
         self._tokenizer = tokenizer
         if rollout_actor is not None:
-            self.update_params(nnx.state(rollout_actor, nnx.Param))
+            self.update_params(params)
 
-    def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
+    def generate(self, prompts: str | list[str], rollout_config: Any, **kwargs: Any) -> Any:
         """Sample one text for each prompt, with the log probabilities of its tokens from the same pass.
 
         The log probabilities are those of the sampled distribution, at the temperature of the configuration. The first
@@ -99,6 +120,8 @@ class _Rollout:
             raise RequestError(
                 f"generate has no argument {next(iter(kwargs))}", param=next(iter(kwargs))
             )
+        if isinstance(prompts, str):  # of one agent
+            prompts = [prompts]
         ids = [self._encode(prompt) for prompt in prompts]
         width = rollout_config.max_prompt_length
         for index, each in enumerate(ids):
@@ -106,7 +129,8 @@ class _Rollout:
                 message = f"prompt {index} has {len(each)} tokens, and max_prompt_length is {width}: raise it"
                 raise RequestError(message, param="max_prompt_length")
         with jax.transfer_guard("allow"):
-            outputs = self.llm.generate(ids, self._params(rollout_config, len(ids)), use_tqdm=False)
+            params = self._params(rollout_config, len(ids))
+            outputs = self.llm.generate(ids, params, use_tqdm=False, lora_request=self._adapter)
         texts = [output.outputs[0] for output in outputs]
         pad = self.pad_id()
         logprobs = None
@@ -148,9 +172,8 @@ class _Rollout:
                     size = int(mask[index].sum())
                 rows.append((prompt[begin:].tolist(), completion[:size].tolist()))
             params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
-            outputs = self.llm.generate(
-                [prompt + rest for prompt, rest in rows], params, use_tqdm=False
-            )
+            whole = [prompt + rest for prompt, rest in rows]
+            outputs = self.llm.generate(whole, params, use_tqdm=False, lora_request=self._adapter)
             scores = np.zeros(completions.shape, np.float32)
             for index, ((_, rest), output) in enumerate(zip(rows, outputs, strict=True)):
                 known = output.prompt_logprobs or ()
@@ -161,18 +184,21 @@ class _Rollout:
             return jnp.asarray(scores)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Replace the weights by those of Tunix's model.
+        """Replace the weights, the adapter, or both, by those of Tunix's model. Adapters alone leave the weights.
 
         Raises:
             CheckpointError: the parameters do not fit; the weights are unchanged.
-            ConfigError: they are adapters alone.
+            RequestError: the adapter does not fit.
         """
-        if filter_types is not None and nnx.LoRAParam in filter_types:
-            message = "adapters alone cannot replace weights: merge them into the model before update_params"
-            raise ConfigError(message, param="filter_types")
+        weights, adapter = split_adapters(params)
         # Tunix forbids transfers in `sync_weights`, and this is one
         with jax.transfer_guard("allow"):
-            self.llm.update_params(params)
+            if weights or not adapter:
+                self.llm.update_params(weights)
+            if adapter:
+                assert self._alpha is not None, "the actor had no adapters at the start"
+                self.llm.update_lora(_ADAPTER, adapter, self._alpha)
+                self._adapter = LoRARequest(_ADAPTER)
 
     def pad_id(self) -> int:
         """The id of padding."""

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.engine import Engine
@@ -13,51 +14,93 @@ from orca_jax.llm.open_requests import OpenCandidate
 from orca_jax.values.errors import EngineError
 from orca_jax.values.request import RequestUpdate
 
+_MOST_CHANGES = 64  # in a row, while threads wait to run an iteration
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Asking:
+    """A thread that has asked for the lock, or has it."""
+
+    lock: threading.Lock  # held until the thread may go on
+    is_done: Callable[[], bool] | None  # of a thread that would run an iteration
+    has_turn: bool = True  # False if it went on without the lock
 
 
 class FairLock:
     """A lock for threads in the order of their requests. A context manager.
 
     A thread that runs iterations asks again at once. With `threading.Lock` it would often keep the others out, although
-    its iterations have ended their requests.
+    its iterations have ended their requests. So a thread that would run an iteration may wait for less: it goes on
+    without the lock when its call is done. Changes come before iterations, else a new request would wait for one of
+    each other thread, and iterations would run without it. After some changes in a row an iteration comes next.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()  # held for a few operations
         # of the threads that have asked; the first one has the lock
-        self._places: deque[threading.Lock] = deque()
+        self._places: deque[_Asking] = deque()
         self._owner: int | None = None
+        self._changes = 0  # in a row
 
     def __enter__(self) -> None:
         """Wait for the lock. Raises EngineError if this thread has it."""
+        self.ask(None)
+
+    def ask(self, is_done: Callable[[], bool] | None) -> bool:
+        """Wait for the lock, or until `is_done` is true; None for a change. Returns False without the lock.
+
+        Raises:
+            EngineError: this thread has the lock.
+        """
         if self._owner == threading.get_ident():
             raise EngineError(
                 "this LLM was called within its own iteration, as by a handler of a signal; call it later"
             )
-        place = threading.Lock()
-        place.acquire()
+        place = _Asking(threading.Lock(), is_done)
+        place.lock.acquire()
         with self._mutex:
             self._places.append(place)
             if self._places[0] is place:
-                place.release()
+                place.lock.release()
         try:
-            place.acquire()
+            place.lock.acquire()
         except BaseException:  # a handler of a signal has raised it
             self._leave(place)
             raise
-        self._owner = threading.get_ident()
+        if place.has_turn:
+            self._owner = threading.get_ident()
+        return place.has_turn
 
     def __exit__(self, *error: object) -> None:
         self._owner = None
         self._leave(self._places[0])
 
-    def _leave(self, place: threading.Lock) -> None:
+    def _leave(self, place: _Asking) -> None:
         with self._mutex:
+            if not place.has_turn:
+                return
             is_first = self._places[0] is place
             self._places.remove(place)
-            if is_first and self._places:
-                self._places[0].release()
+            if not is_first:
+                return
+            for other in [each for each in self._places if each.is_done and each.is_done()]:
+                self._places.remove(other)
+                other.has_turn = False
+                other.lock.release()
+            if self._places:
+                self._give_next()
+
+    def _give_next(self) -> None:
+        """Give the lock to the first change, or to the first thread if there is none or after many."""
+        first = self._places[0]
+        if self._changes < _MOST_CHANGES:
+            first = next((each for each in self._places if each.is_done is None), first)
+        self._changes = 0 if first.is_done else self._changes + 1
+        self._places.remove(first)
+        self._places.appendleft(first)
+        first.lock.release()
 
 
 class Turns:
@@ -87,13 +130,17 @@ class Turns:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Have the engine alone, without an interruption by Ctrl-C. Raises EngineError, as `check_usable` does."""
-        with interrupt_later(), self._lock:
-            self.check_usable()
+        with interrupt_later(), self._lock, self._usable():
+            yield
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        self.check_usable()
+        self._abort_dropped()
+        try:
+            yield
+        finally:
             self._abort_dropped()
-            try:
-                yield
-            finally:
-                self._abort_dropped()
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Abort these requests at the next turn, or at the end of this one.
@@ -102,11 +149,19 @@ class Turns:
         """
         self._dropped.extend(request_ids)
 
-    def step(self) -> None:
-        """Run one iteration if there is work; its updates may belong to any open call."""
-        with self.turn():
-            if self._engine.has_work:
-                self._step()
+    def step(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Run one iteration if there is work; its updates may belong to any open call.
+
+        Run none if `is_done` becomes true meanwhile, by an iteration of another thread. Any thread may call it.
+        """
+        with interrupt_later():
+            if not self._lock.ask(is_done):
+                return
+            with contextlib.ExitStack() as stack:
+                stack.push(self._lock.__exit__)
+                stack.enter_context(self._usable())
+                if self._engine.has_work:
+                    self._step()
 
     def update_weights(self, put: Callable[[], None], version: int | None, *, aborts: bool) -> int:
         """End the open requests, by aborts or by iterations, and replace the weights. Returns their version."""

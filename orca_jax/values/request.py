@@ -484,11 +484,11 @@ class RequestUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `new_ids`, if requested
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
-    # the last update of a request with `pooling`: its vector of float32, not normalised
-    pooled: bytes | None = None
+    pooled: bytes | None = None  # the last one with `pooling`: a vector of float32, not normalised
     num_written: int = 0  # tokens of the prompt written into the prefix cache, with the first ids
     # seconds since the cache gave up a page of the prompt, and the request that needed room
     lost: tuple[float, str | None] | None = None
+    weight_version: int | None = None  # of the front end, if the call began with other weights
 
 
 _OTHERS = tuple(RequestUpdate._field_defaults.values())

@@ -149,6 +149,77 @@ def test_a_fair_lock_is_given_in_the_order_of_asking() -> None:
     assert order == list(range(6)) and interrupted == [True]
 
 
+def test_changes_come_before_iterations_and_done_calls_need_no_turn() -> None:
+    lock, order, is_done = FairLock(), list[str](), threading.Event()
+
+    def step(name: str, done: Callable[[], bool]) -> None:
+        has_turn = lock.ask(done)
+        order.append(name if has_turn else f"{name} is done")
+        if has_turn:
+            lock.__exit__()
+
+    def change() -> None:
+        with lock:
+            order.append("change")
+
+    ends = threading.Thread(target=step, args=("ends", is_done.is_set))
+    waits = threading.Thread(target=step, args=("waits", lambda: False))
+    threads = [waits, ends, threading.Thread(target=change)]
+    with lock:
+        for count, thread in enumerate(threads, 2):
+            thread.start()
+            while len(lock._places) < count:
+                pass
+        is_done.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(order[:2]) == ["change", "ends is done"] and order[2:] == ["waits"]
+
+
+def test_many_changes_do_not_keep_an_iteration_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca_jax.llm.turns._MOST_CHANGES", 2)
+    lock, order = FairLock(), list[str]()
+
+    def take(name: str, done: Callable[[], bool] | None) -> None:
+        lock.ask(done)
+        order.append(name)
+        lock.__exit__()
+
+    kinds = ["step", "change", "change", "change"]
+    threads = [
+        threading.Thread(target=take, args=(kind, (lambda: False) if kind == "step" else None))
+        for kind in kinds
+    ]
+    with lock:
+        for count, thread in enumerate(threads, 2):
+            thread.start()
+            while len(lock._places) < count:
+                pass
+    for thread in threads:
+        thread.join(60)
+    assert order == ["change", "change", "step", "change"]
+
+
+def test_threads_that_call_again_and_again_fill_the_batch() -> None:
+    """Each iteration has nearly a row of each thread, although their requests end at different times."""
+    threads = 16
+    with LLM(model="preset:toy", max_num_seqs=threads, max_model_len=4096, page_size=16) as llm:
+        ready = threading.Barrier(threads)
+
+        def run(thread: int) -> None:
+            ready.wait(60)
+            for turn in range(6):
+                params = params_of(20 + (7 * thread + 11 * turn) % 20)
+                llm.generate([[thread, turn]], params, use_tqdm=False)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, range(threads)))
+        used = llm.engine.stats
+        assert used.scheduled_requests / used.iterations > 0.75 * threads, (
+            "0.64 if each thread runs an iteration in its turn"
+        )
+
+
 def _interrupted(lock: FairLock) -> list[bool]:
     """Ask for a lock that another thread has; a handler of a signal raises an error during the wait."""
     done: list[bool] = []

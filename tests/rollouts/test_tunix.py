@@ -6,14 +6,17 @@ import sys
 import types
 import venv
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from orca_jax import LLM
 from orca_jax.llm import tunix_rollout
 from orca_jax.values.errors import ConfigError, RequestError
 from orca_jax.values.request import SamplingParams
@@ -51,11 +54,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     tunix_rollout.rollout_class.cache_clear()
     made = []
 
-    def build(**others: Any) -> Any:
+    def build(actor: Any = None, **others: Any) -> Any:
         settings = {"model": "preset:toy", "logprobs_mode": "raw_logprobs", "max_model_len": 128}
         engine = tunix_rollout.orca_rollout(**{**settings, **others})
         assert issubclass(engine.func, contract.BaseRollout)
-        made.append(engine(**dict.fromkeys(contract.CONSTRUCTOR)))
+        made.append(engine(**{**dict.fromkeys(contract.CONSTRUCTOR), "rollout_actor": actor}))
         return made[-1]
 
     yield build
@@ -90,6 +93,8 @@ def test_outputs(make: Any) -> None:
         scores = [one.logprob for one in toy_score(ids + tokens, 0, vocab_size=257)][-len(tokens) :]
         np.testing.assert_allclose(output.logprobs[index], scores, rtol=1e-6)
     assert rollout.generate(["ab"], contract.RolloutConfig()).logprobs is None
+    (alone,) = rollout.generate("ab", config).tokens
+    assert alone.tolist() == output.tokens[0].tolist(), "agents give the text itself"
     with pytest.raises(RequestError, match="max_prompt_length is 4: raise it"):
         rollout.generate(["abcdef"], config)
     with pytest.raises(RequestError, match="no argument images"):
@@ -154,14 +159,38 @@ def test_scores_of_padded_tokens(make: Any) -> None:
     np.testing.assert_allclose(masked[0], [wanted[0][-2], 0, 0], rtol=1e-6)
 
 
+class Actor(nnx.Module):
+    """A model of Tunix with an adapter of rank 3."""
+
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.ones((2, 2)))
+        self.w_lora_a = nnx.LoRAParam(jnp.ones((2, 3)))
+        self.w_lora_b = nnx.LoRAParam(jnp.ones((3, 2)))
+
+
 def test_updates(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout, seen = make(), list[Any]()
     monkeypatch.setattr(rollout.llm, "update_params", seen.append)
-    rollout.update_params("tree", (nnx.Param,))
-    with pytest.raises(ConfigError, match="merge them"):
-        rollout.update_params("adapters", (nnx.LoRAParam,))
-    assert seen == ["tree"] and rollout.model() is None
+    rollout.update_params({"w": 1}, (nnx.Param,))
+    assert seen == [{"w": 1}] and rollout.model() is None
     assert (rollout.pad_id(), rollout.eos_id()) == (256, 256)
+
+
+def test_updates_of_adapters_leave_the_weights(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+    monkeypatch.setattr(LLM, "update_params", lambda _, tree: seen.append(tree))
+    engine = partial(tunix_rollout.rollout_class(), model="preset:toy", filters=False, settings={})
+    with pytest.raises(ConfigError, match="give orca_rollout the lora_alpha"):
+        engine(rollout_actor=Actor(), lora_alpha=None)
+    rollout = make(actor=Actor(), lora_alpha=6.0, max_model_len=128)
+    assert [sorted(tree) for tree in seen] == [["w"]]
+    config = contract.RolloutConfig(max_tokens_to_generate=6, temperature=0)
+    first = rollout.generate(["ab"], config).tokens[0].tolist()
+    state = jax.tree.map(lambda leaf: 2 * leaf, nnx.state(Actor(), nnx.LoRAParam))
+    rollout.update_params(state, (nnx.LoRAParam,))
+    assert rollout.generate(["ab"], config).tokens[0].tolist() != first
+    assert len(seen) == 1 and rollout.llm.engine.weight_version == 2
+    assert rollout.llm.timeline_header.config.max_lora_rank == 3
 
 
 def test_without_tunix_the_error_says_so() -> None:
@@ -182,3 +211,4 @@ def test_with_tunix_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "the contract is the recorded one" in done.stdout
+    assert "learners train on rollouts of the engine" in done.stdout

@@ -2,7 +2,8 @@
 
 New weights are checked and read in a thread, while the engine serves. Then the front end sends `ReplaceWeights` between
 two calls. Requests sent before it finish with the old weights, or are aborted. Those sent after it wait until no other
-request is left and the weights are replaced. So all requests of a call have the same weights.
+request is left and the weights are replaced. So all requests of a call have the same weights. Those that a pause keeps
+go on with the new ones, after the tokens that they have.
 """
 
 import logging
@@ -67,20 +68,8 @@ class WeightUpdates:
         self._was_read = None
         self.is_due = True
 
-    def refuse(self) -> None:
-        """Forget the weights that were read, since requests are kept that began with the old ones.
-
-        Raises:
-            RequestError: always.
-        """
-        self._was_read = None
-        self._next()
-        raise RequestError(
-            "weights cannot be replaced while a pause keeps requests: resume, or pause with mode wait or abort"
-        )
-
     def replace(self) -> None:
-        """Put the new weights in place. No request may be live."""
+        """Put the new weights in place. No request may have a row."""
         assert self._due is not None, "no weights are due"
         (_, wanted), (number, put), self._due, self.is_due = (
             self._waiting[0],

@@ -17,8 +17,15 @@ from orca_jax.model.files.opened import LocalFile
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
-from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
-from orca_jax.model.parameters import copied_columns, layers_of
+from orca_jax.model.lora.stacks import (
+    group_of,
+    groups_of,
+    place_matrices,
+    stored_width,
+    width_of,
+    zero_values,
+)
+from orca_jax.model.parameters import layers_of
 from orca_jax.values.checks import open_regular
 from orca_jax.values.config import DType, LoraConfig, ModelConfig
 from orca_jax.values.errors import CheckpointError, system_message
@@ -278,7 +285,7 @@ def _shapes(place: _AdaptedModule, model: ModelConfig, rank: int) -> dict[str, t
     """The shapes of both matrices of a module."""
     _, _, group = group_of(place.target, model)
     part = place.weight.part
-    outputs = part.num_columns if part else _stored_width(place.target, model)
+    outputs = part.num_columns if part else stored_width(place.target, model)
     return {"A": (rank, width_of(group.inputs, model)), "B": (outputs, rank)}
 
 
@@ -306,15 +313,6 @@ def _shape(matrix: FileMatrix) -> tuple[int, int]:
     return matrix.num_rows, matrix.num_columns
 
 
-def _stored_width(target: str, model: ModelConfig) -> int:
-    """The outputs of a linear layer in checkpoints: one copy of each key/value head."""
-    _, _, group = group_of(target, model)
-    width = width_of(group.outputs[group.targets.index(target)], model)
-    if target in ("key", "value"):
-        return width // model.kv_copies
-    return width
-
-
 def _place_values(
     out: Mapping[str, NDArray[Any]],
     place: _AdaptedModule,
@@ -324,16 +322,6 @@ def _place_values(
     max_rank: int,
 ) -> None:
     """Write the matrices of one module, or the part of one, into the arrays of the adapter."""
-    number, name, group = group_of(place.target, model)
-    rank = a.shape[0]
-    first = group.targets.index(place.target) * max_rank
-    columns = np.arange(_stored_width(place.target, model))
-    if place.target in ("key", "value") and model.kv_copies > 1:
-        columns = copied_columns(
-            range(len(columns) * model.kv_copies), model.kv_copies, model.head_dim
-        )
     if place.weight.part is not None:
-        columns = place.weight.part.column(columns)
-    out[f"{name}.shrink"][place.layer, :, first : first + rank] = a.T
-    out[place.target][place.layer, :rank] = b[columns].T
-    out["active"][number] = 1
+        b = b[place.weight.part.column(np.arange(stored_width(place.target, model)))]
+    place_matrices(out, place.target, place.layer, a, b, model, max_rank)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
+from orca_jax.model.parameters import copied_columns
 from orca_jax.model.sharding import partition_spec
 from orca_jax.values.config import DType, LoraConfig, ModelConfig
 
@@ -92,6 +93,46 @@ def zero_values(model: ModelConfig, lora: LoraConfig, dtype: DType) -> dict[str,
     """The arrays of an adapter without effect, on the host."""
     shapes = value_shapes(model, lora.max_rank)
     return {name: np.zeros(shape, _dtype(name, dtype)) for name, (shape, _) in shapes.items()}
+
+
+def stored_width(target: str, model: ModelConfig) -> int:
+    """The outputs of a linear layer in checkpoints: one copy of each key/value head."""
+    _, _, group = group_of(target, model)
+    width = width_of(group.outputs[group.targets.index(target)], model)
+    if target in ("key", "value"):
+        return width // model.kv_copies
+    return width
+
+
+def place_matrices(
+    out: Mapping[str, NDArray[Any]],
+    target: str,
+    layer: int,
+    a: np.ndarray,
+    b: np.ndarray,
+    model: ModelConfig,
+    max_rank: int,
+) -> None:
+    """Write the matrices of a linear layer into the arrays of an adapter.
+
+    Args:
+        out: the arrays.
+        target: the name of the linear layer.
+        layer: its layer.
+        a: [rank, inputs].
+        b: [outputs in checkpoints, rank], with the adapter's factor.
+        model: the model as the devices hold it.
+        max_rank: the rank of the arrays.
+    """
+    number, name, group = group_of(target, model)
+    rank = a.shape[0]
+    first = group.targets.index(target) * max_rank
+    if target in ("key", "value") and model.kv_copies > 1:
+        copies = range(len(b) * model.kv_copies)
+        b = b[copied_columns(copies, model.kv_copies, model.head_dim)]
+    out[f"{name}.shrink"][layer, :, first : first + rank] = a.T
+    out[target][layer, :rank] = b.T
+    out["active"][number] = 1
 
 
 def value_specs(

@@ -15,6 +15,7 @@ from orca_jax.values.errors import CheckpointError
 
 # keys of copies of a tree
 _NOT_SERVED = frozenset({"opt_state", "optimizer", "optimizer_state", "mu", "nu", "opt"})
+_SHARED = "final_norm.scale"  # a name in trees of Tunix's Gemmas, too
 _SHOWN = 8
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ def choose_table(
         sources = [tuple(row.source.replace(LAYER, "0").split("/")) for row in mapping.rows.rows]
         return _placed(tree, mapping.rows, tree.prefix(sources) or ())
     name = mapping.name
-    own = tree.prefix([tuple(path.split(".")) for path in stacked])
+    known = [tuple(path.split(".")) for path in stacked if path != _SHARED]
+    own = tree.prefix(known)
     if name is None and own is not None:
         return PlacedTable(own_table(stacked), own)
     for kind, anchor in {"maxtext": maxtext.ANCHOR, "tunix": tunix.ANCHOR}.items():

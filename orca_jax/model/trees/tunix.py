@@ -2,14 +2,15 @@
 
 import logging
 
-from orca_jax.model.trees.rows import Reshape, Transpose, TreeOperation, TreeRow, TreeTable
+from orca_jax.model.trees.rows import Pick, Reshape, Transpose, TreeOperation, TreeRow, TreeTable
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import ConfigError
 
 ANCHOR = ("embedder", "input_embedding")
 """The keys of the embedding."""
 
-_FAMILIES = ("llama", "qwen2", "qwen3")
+_GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3_text")
+_FAMILIES = ("llama", "qwen2", "qwen3", *_GEMMAS)
 _NAMES = (("query", "q"), ("key", "k"), ("value", "v"))
 # of Tunix 0.1.7, for any `rope_theta` of its configuration
 _FIXED_THETA = {"llama": 1e6, "qwen3": 1e6}
@@ -43,33 +44,68 @@ def table(config: ModelConfig) -> TreeTable:
             config.rope.kind,
         )
 
-    def row(key: str, path: str, *operations: TreeOperation) -> TreeRow:
-        return TreeRow(f"layers/{{layer}}/{key}", f"blocks.{path}", operations)
+    own = _gemma(config) if config.family in _GEMMAS else _llama(config)
+    mlp = [_row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")]
+    return TreeTable("Tunix", (TreeRow("/".join(ANCHOR), "embedding.table"), *own, *mlp))
 
+
+def _row(key: str, path: str, *operations: TreeOperation) -> TreeRow:
+    return TreeRow(f"layers/{{layer}}/{key}", f"blocks.{path}", operations)
+
+
+def _llama(config: ModelConfig) -> list[TreeRow]:
+    """The rows of Llama and Qwen but for the embedding and the MLP."""
     merged = Reshape((config.embed_dim, -1))
     rows = [
-        row(f"attn/{short}_proj/w", f"attention.{name}.kernel", merged) for name, short in _NAMES
+        _row(f"attn/{short}_proj/w", f"attention.{name}.kernel", merged) for name, short in _NAMES
     ]
     if config.attention_bias:
-        rows += [row(f"attn/{short}_bias", f"attention.{name}.bias") for name, short in _NAMES]
+        rows += [_row(f"attn/{short}_bias", f"attention.{name}.bias") for name, short in _NAMES]
     if config.qk_norm:
         rows += [
-            row(f"attn/{short}_norm/w", f"attention.{name}_norm.scale")
+            _row(f"attn/{short}_norm/w", f"attention.{name}_norm.scale")
             for name, short in _NAMES[:2]
         ]
-    rows += [
-        row(f"mlp/{name}_proj/kernel", f"mlp.{name}.kernel") for name in ("gate", "up", "down")
-    ]
     if not config.tied_embeddings:
         rows.append(TreeRow("lm_head/w", "head.table", (Transpose((1, 0)),)))
-    return TreeTable(
-        "Tunix",
-        (
-            TreeRow("/".join(ANCHOR), "embedding.table"),
-            *rows,
-            row("attn/o_proj/w", "attention.out.kernel", Reshape((-1, config.embed_dim))),
-            row("input_layernorm/w", "attention_norm.scale"),
-            row("post_attention_layernorm/w", "mlp_norm.scale"),
-            TreeRow("final_norm/w", "final_norm.scale"),
-        ),
-    )
+    return [
+        *rows,
+        _row("attn/o_proj/w", "attention.out.kernel", Reshape((-1, config.embed_dim))),
+        _row("input_layernorm/w", "attention_norm.scale"),
+        _row("post_attention_layernorm/w", "mlp_norm.scale"),
+        TreeRow("final_norm/w", "final_norm.scale"),
+    ]
+
+
+def _gemma(config: ModelConfig) -> list[TreeRow]:
+    """The rows of Gemma but for the embedding and the MLP. Heads are an axis before that of their inputs."""
+    by_head = (Transpose((1, 0, 2)), Reshape((config.embed_dim, -1)))
+    if config.num_heads == config.num_kv_heads // config.kv_copies:
+        rows = [
+            _row("attn/qkv_einsum/w", f"attention.{name}.kernel", Pick(0, at), *by_head)
+            for at, (name, _) in enumerate(_NAMES)
+        ]
+    else:
+        rows = [_row("attn/q_einsum/w", "attention.query.kernel", *by_head)] + [
+            _row("attn/kv_einsum/w", f"attention.{name}.kernel", Pick(0, at), *by_head)
+            for at, name in enumerate(("key", "value"))
+        ]
+    if config.qk_norm:
+        rows += [
+            _row(f"attn/_{name}_norm/scale", f"attention.{name}_norm.scale")
+            for name in ("query", "key")
+        ]
+    if config.residual == "both_norms":
+        after = "post_attn_norm" if config.family == "gemma2" else "post_attention_norm"
+        rows += [
+            _row(f"{after}/scale", "attention_out_norm.scale"),
+            _row("post_ffw_norm/scale", "mlp_out_norm.scale"),
+        ]
+    out = Reshape((-1, config.embed_dim))
+    return [
+        *rows,
+        _row("attn/attn_vec_einsum/w", "attention.out.kernel", out),
+        _row("pre_attention_norm/scale", "attention_norm.scale"),
+        _row("pre_ffw_norm/scale", "mlp_norm.scale"),
+        TreeRow("final_norm/scale", "final_norm.scale"),
+    ]

@@ -74,7 +74,7 @@ async def run[T](service: Service, job: SingleJob[T], receive: Receive) -> Finis
         ):
             while len(found) < len(records):
                 found |= _results(await call.receive(), records, job)
-            version = call.weight_version
+            version = call.weight_version or 0
     except LinkError as error:
         _end_all(records.values(), error)
         refusal = api_error(error, service.config.overload_status)

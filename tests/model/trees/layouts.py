@@ -238,3 +238,46 @@ def tunix_tree(name: str) -> Tree:
         else:
             put(tree, path.replace(".weight", ".w").replace(".", "/"), value)
     return tree
+
+
+def tunix_gemma_tree(name: str) -> Tree:
+    """The parameters of a Gemma in Tunix's layout, from the rules of its `params_safetensors.py`."""
+    hf, tensors = hf_weights(name)
+    heads, kv_heads, embed = hf["num_attention_heads"], hf["num_key_value_heads"], hf["hidden_size"]
+    dim = hf["head_dim"]
+    norm = "post_attn_norm" if hf["model_type"] == "gemma2" else "post_attention_norm"
+    renamed = {
+        "input_layernorm": "pre_attention_norm",
+        "post_attention_layernorm": norm,
+        "pre_feedforward_layernorm": "pre_ffw_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+
+    def by_head(key: str, size: int) -> np.ndarray:
+        return tensors[key].T.reshape(embed, size, dim).transpose(1, 0, 2)
+
+    tree: Tree = {}
+    put(tree, "embedder/input_embedding", tensors["model.embed_tokens.weight"])
+    put(tree, "final_norm/scale", tensors["model.norm.weight"])
+    for layer in range(hf["num_hidden_layers"]):
+        theirs = f"model.layers.{layer}."
+        ours = f"layers/{layer}/"
+        attention = f"{theirs}self_attn."
+        query = by_head(f"{attention}q_proj.weight", heads)
+        pair = [by_head(f"{attention}{part}_proj.weight", kv_heads) for part in "kv"]
+        if heads == kv_heads:
+            put(tree, f"{ours}attn/qkv_einsum/w", np.stack([query, *pair]))
+        else:
+            put(tree, f"{ours}attn/q_einsum/w", query)
+            put(tree, f"{ours}attn/kv_einsum/w", np.stack(pair))
+        out = tensors[f"{attention}o_proj.weight"].T.reshape(heads, dim, embed)
+        put(tree, f"{ours}attn/attn_vec_einsum/w", out)
+        for part, short in (("query", "q"), ("key", "k")):
+            if (key := f"{attention}{short}_norm.weight") in tensors:
+                put(tree, f"{ours}attn/_{part}_norm/scale", tensors[key])
+        for part in ("gate", "up", "down"):
+            kernel = tensors[f"{theirs}mlp.{part}_proj.weight"].T
+            put(tree, f"{ours}mlp/{part}_proj/kernel", kernel)
+        for key, own in renamed.items():
+            put(tree, f"{ours}{own}/scale", tensors[f"{theirs}{key}.weight"])
+    return tree

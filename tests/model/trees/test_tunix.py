@@ -14,7 +14,13 @@ from orca_jax.model.load import load_decoder
 from orca_jax.values.errors import ConfigError
 from tests.model.orbax import refusal
 from tests.model.reference import mesh_of
-from tests.model.trees.layouts import Tree, assert_equals_reference, model_directory, tunix_tree
+from tests.model.trees.layouts import (
+    Tree,
+    assert_equals_reference,
+    model_directory,
+    tunix_gemma_tree,
+    tunix_tree,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -49,6 +55,13 @@ def test_steps_with_an_optimizer(name: str, tmp_path: Path) -> None:
     assert_equals_reference(directory, name, 2)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_trees_of_gemma(name: str, tmp_path: Path) -> None:
+    directory = model_directory(name, tmp_path / "model")
+    save_as_tunix(directory / PARAMS, {1: tunix_gemma_tree(name)})
+    assert_equals_reference(directory, name, 2)
+
+
 def test_the_rotation_of_tunix_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = model_directory("llama-rope-llama3", tmp_path / "model")
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
@@ -77,6 +90,6 @@ def test_families_without_a_table(tmp_path: Path) -> None:
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
     with pytest.raises(
         ConfigError,
-        match="trees of Tunix are read for the families llama, qwen2, qwen3, not for olmo",
+        match=r"trees of Tunix are read for the families llama, qwen2, qwen3, gemma.*, not for olmo",
     ):
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
