@@ -28,6 +28,7 @@ from orca_jax.values.request import SamplingParams
 from orca_jax.values.step import Member, RowSampling, StepPlan
 
 ROWS = (64, 256, 8, 1)
+DRY_ROWS = (4, 1)
 CONTEXT = 1024  # at most half of the model's
 STEPS = 30  # measured iterations
 WARM = 4  # before them
@@ -211,7 +212,7 @@ def step(what: str, setting: Setting, write: Write) -> None:
     size = bytes_read(decoder)
     about = {"devices": model.mesh.size, "weight_bytes": size, "copy_bytes_per_s": bandwidth}
     write(model=what, **about, load_s=time.perf_counter() - start, attention=setting.attention)
-    for count in (4, 1) if setting.dry_run else ROWS:
+    for count in DRY_ROWS if setting.dry_run else ROWS:
         measure = partial(measure_rows, model, decoder, count, (size, bandwidth), write)
         attempt(write, measure, rows=count)
 

@@ -1,6 +1,7 @@
 """Models in buckets are served as from a disk, with the same tokens: by `LLM`, on several devices, and by a server."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,22 @@ def tokens_of(model: str, devices: int = 1) -> list[list[int]]:
     return [list(answer.outputs[0].token_ids) for answer in answers]
 
 
-@pytest.fixture(scope="module")
-def local() -> list[list[int]]:
+@cache
+def tokens_of_files() -> list[list[int]]:
+    """The tokens of the model on a disk."""
     return tokens_of(str(MODEL))
 
 
-def test_safetensors(store: Emulator, local: list[list[int]]) -> None:
+def test_safetensors(store: Emulator) -> None:
     store.put(MODEL, "models/one")
-    assert tokens_of(f"gs://{BUCKET}/models/one") == local
+    assert tokens_of(f"gs://{BUCKET}/models/one") == tokens_of_files()
 
 
-def test_orbax_on_two_devices(store: Emulator, local: list[list[int]], tmp_path: Path) -> None:
+def test_orbax_on_two_devices(store: Emulator, tmp_path: Path) -> None:
     save_decoder(load_decoder(MODEL, dtype="float32", mesh=mesh_of(1)), tmp_path, "float32")
     shutil.copy(MODEL / "config.json", tmp_path)
     store.put(tmp_path, "run")
-    assert tokens_of(f"s3://{BUCKET}/run", devices=2) == local
+    assert tokens_of(f"s3://{BUCKET}/run", devices=2) == tokens_of_files()
 
 
 def test_a_server(store: Emulator) -> None:

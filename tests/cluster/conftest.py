@@ -8,11 +8,18 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory for the programs of all processes, which are few and compiled quickly, with the library in C."""
-    from tests.kernels.native.machine import keep_library  # it imports JAX
+def folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory for the programs of all processes, which are few and compiled quickly, with the library in C.
 
-    found = tmp_path_factory.mktemp("programs")
+    It stays for later runs.
+    """
+    from tests.kernels.native.machine import keep_library  # it imports JAX
+    from tests.run.kept import kept_folder
+
+    found = kept_folder(pytestconfig, "processes")
+    if pytestconfig.getoption("fresh_programs"):
+        found = tmp_path_factory.mktemp("programs")
+    found.mkdir(parents=True, exist_ok=True)
     keep_library(found)
     return str(found)
 

@@ -17,7 +17,7 @@ from tests.kernels.native.machine import library_of
 from tests.programs import compiled_late, compiled_with, few_sizes
 
 STATE = "The little dog was happy. It ran to the big tree and found a red ball under it. " * 4
-NUM = 24
+NUM = 12
 WORDS = ("dog", "tree", "ball", "sun", "boy", "girl", "cat", "house")
 pytestmark = pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 

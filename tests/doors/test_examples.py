@@ -37,6 +37,9 @@ README = [block for block in blocks("README.md") if is_program(block)]
 SMALLER = {"preset:gpt2": "preset:gpt2-tiny", "24": "2", "16": "2"}
 """Words of README.md, and those that take less time."""
 
+ARGUMENTS = {"train_and_sample.py": ("--rounds", "3")}
+"""Arguments of examples that take less time with them."""
+
 SHOWN = {
     "async_service.py": ".",
     "orca_jax_colab.ipynb": "^The sea was",
@@ -56,7 +59,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_an_example_runs(path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "argv", [str(path), *ARGUMENTS.get(path.name, ())])
     monkeypatch.setattr(uvicorn, "run", ask)
     monkeypatch.setattr(orca_jax, "AsyncLLM", partial(toy_service, orca_jax.AsyncLLM))
     if path.parent == COURSE:

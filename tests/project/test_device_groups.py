@@ -55,31 +55,6 @@ def test_a_lease_fits_its_time(
     assert sum(runner.LEASE_SECONDS.values()) <= 900 - 195
 
 
-def test_experts_are_compared_and_measured() -> None:
-    from lab.device_check.experts import experts
-    from lab.device_check.part import Setting
-
-    rows: list[dict[str, Any]] = []
-    experts("", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
-    assert [row["kind"] for row in rows] == ["bfloat16", "fp4"] * 2
-    assert not [row for row in rows if "error" in row]
-    assert all(row["difference"] <= row["allowed"] for row in rows[:2])
-    assert all(row["us"] > 0 for row in rows[2:])
-
-
-def test_states_are_compared_and_measured() -> None:
-    from lab.device_check.part import Setting
-    from lab.device_check.states import states
-
-    rows: list[dict[str, Any]] = []
-    states("", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
-    assert not [row for row in rows if "error" in row]
-    compared, *measured = rows
-    assert 0 < compared["difference"] <= compared["allowed"]
-    assert [row["load"] for row in measured] == ["2 single tokens", "a prompt"]
-    assert all(row["us"] > 0 for row in measured)
-
-
 class SlowWorld:
     """Processes that write one row and then work for a while, by a clock that only they move."""
 
@@ -160,30 +135,6 @@ def test_slow_parts_leave_the_others_their_time(
     assert all(
         world.parts[name].spare for name, part in parts.items() if part["rows"] == [LEFT_OUT]
     )
-
-
-@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
-def test_variants_of_compiler_options_are_measured(
-    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The options of a variant reach the compiler beside those of the engine, with whatever the engine asks for."""
-    from lab.device_check import variants
-    from lab.device_check.part import Setting
-
-    chosen: list[dict[str, object]] = []
-    options = variants.compiler_options
-
-    def recorded(*device: object, **facts: object) -> dict[str, object]:
-        chosen.append(dict(options(*device, **facts)))
-        return {}
-
-    monkeypatch.setattr(variants, "VARIANTS", {"no CUDA graphs": {}})
-    monkeypatch.setattr(variants, "compiler_options", recorded)
-    rows: list[dict[str, Any]] = []
-    variants.variants("llama-3-8b", Setting("gpu", dry_run=True), lambda **row: rows.append(row))
-    assert [row["variant"] for row in rows] == ["no CUDA graphs", "attention by reference"]
-    assert all(row["ms"] > 0 for row in rows), "no row is an error"
-    assert chosen, "the engine asks for the options of its compiler"
 
 
 def test_all_groups_together_run_the_spare_parts_last(

@@ -132,6 +132,7 @@ def test_the_toy_has_no_weights() -> None:
         llm.update_params({})
 
 
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 def test_an_empty_prefix_cache_changes_no_token(program_cache: str) -> None:
     """Also while a request runs, whose pages no other one finds any more."""
     with small(program_cache) as llm:

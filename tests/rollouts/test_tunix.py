@@ -126,6 +126,7 @@ def test_values_that_filter_nothing_are_taken(make: Any, top_k: int) -> None:
     assert len(make().generate(["ab"], config).tokens[0]) == 2
 
 
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 def test_log_probabilities_are_those_of_the_sampled_distribution(make: Any) -> None:
     rollout = make(model="demo", logprobs_mode="processed_logprobs", max_model_len=64)
     config = contract.RolloutConfig(

@@ -80,12 +80,18 @@ class SharedPrograms:
 SHARED = pytest.StashKey[SharedPrograms]()
 
 
+def kept_folder(config: pytest.Config, name: str = "programs") -> Path:
+    """A folder that stays for later runs, of programs for this kind of processor."""
+    kind = hashlib.sha256(repr((cpu_name(), all_cpu_flags())).encode()).hexdigest()[:16]
+    return config.cache.mkdir(name) / kind
+
+
 def keep_programs(config: pytest.Config) -> None:
     """Let JAX look for programs among those of earlier runs, and keep new ones."""
-    kind = hashlib.sha256(repr((cpu_name(), all_cpu_flags())).encode()).hexdigest()[:16]
-    folder = config.cache.mkdir("programs") / kind
+    folder = kept_folder(config)
     if not hasattr(config, "workerinput"):
         remove_oldest(folder)
+        remove_oldest(kept_folder(config, "processes") / "private")
     config.stash[SHARED] = shared = SharedPrograms(folder)
     shared.share(folder)
     shared.share(Path.home() / ".cache" / "orca-jax" / "programs")
@@ -108,7 +114,8 @@ def forgetting() -> Iterator[None]:
 
 def remove_oldest(folder: Path, most: int = MOST) -> None:
     """Remove the files that were not used for longest, until the others take at most so many bytes."""
-    files = [(file.stat(), file.path) for file in os.scandir(folder)] if folder.exists() else []
+    found = os.scandir(folder) if folder.exists() else ()
+    files = [(file.stat(), file.path) for file in found if file.is_file()]
     files.sort(key=lambda file: file[0].st_mtime)
     size = sum(status.st_size for status, _ in files)
     for status, path in files:

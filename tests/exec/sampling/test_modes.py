@@ -14,6 +14,7 @@ from orca_jax.exec.sampling.programs import Drawn, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.values.config import LogprobsMode
 from orca_jax.values.request import MAX_LOGPROBS
+from tests.covering import slow
 from tests.exec.sampling.test_adjust import (
     VOCAB,
     Row,
@@ -97,7 +98,7 @@ def matches(found: float, wanted: float) -> bool:
     ("mode", "devices"),
     [
         ("raw_logits", 1),
-        ("processed_logprobs", 1),
+        slow("processed_logprobs", 1),
         ("processed_logprobs", 4),
         ("processed_logits", 2),
     ],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orca_jax.serve.openai.schema.results import text_of_url
 from orca_jax.server_config import ServerConfig
 from orca_jax.values.config import EngineConfig
 from tests.openai.chats import HERMES
@@ -447,3 +448,17 @@ def test_what_a_tool_returns_never_ends_the_conversation(
         assert (await found.post(COUNT, messages=messages)).status_code == 200
 
     talk(act, config=shown)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("data:text/plain;base64,aGk=", "hi"),
+        ("data:text/plain,hi", None),
+        ("data:image/png;base64,aGk=", None),
+        ("data:text/plain;base64,/w==", None),
+        ("https://page.example/a.txt", None),
+    ],
+)
+def test_the_text_of_an_address(url: str, text: str | None) -> None:
+    assert text_of_url(url) == text
