@@ -235,7 +235,7 @@ class Block(nnx.Module):
             x = self.attention_norm(x)
         return self.mixer.project(x, rotation, adapters)
 
-    def _inputs_of_carried(self, x: Float[Array, "T 3E"]) -> Float[Array, "T _"]:
+    def _inputs_of_carried(self, x: Float[Array, "T S"]) -> Float[Array, "T _"]:
         """The stream and the embedding, which attention normalises; or the norm of the stream with what is carried."""
         stream, embedded, carried = jnp.split(x, 3, axis=-1)
         if "attention" in self.mixers:
@@ -358,8 +358,8 @@ def _single(
 
 
 def _carried(
-    block: Block, x: Float[Array, "B 3E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
-) -> Float[Array, "B 3E"]:
+    block: Block, x: Float[Array, "B S"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
+) -> Float[Array, "B S"]:
     """Add the results of a mixer with a state. Those of attention pass the MLP, and are inputs of the next layer alone.
 
     `x` is the residual stream, the token's embedding, and what the layer before carries to this one.
