@@ -141,7 +141,7 @@ TILES(byte_tile_of_32, tile_of_bytes, NARROW_TILES, 4, 1)
 TILES(byte_tile_of_16, tile_of_bytes, NARROW_TILES, 6, 1)
 TILES(byte_tile_of_8_bits, tile_of_bytes, NARROW_TILES, 8, 1)
 #if HAS_SHORT_FLOATS
-TILES(short_float_tile, tile_in_short_floats, UP_TO_6)
+TILES(short_float_tile, tile_in_short_floats, ALL_TILES)
 #endif
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on
@@ -165,7 +165,7 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
   } else if (p->is_e4m3) {
     expand_short_floats(chunk, pairs);
     chunk->pairs = (const Pairs(*)[2])pairs;
-    tile = short_float_tile, most = WIDE;
+    tile = short_float_tile, most = SHORT_FLOAT_ROWS;
 #endif
   } else if (p->is_short) {
     const int is_wide = p->bits == 8 || rows > 4;

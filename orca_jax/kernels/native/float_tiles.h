@@ -27,6 +27,7 @@ static void expand_e4m3(const Product *p, const Chunk *chunk, Vector (*to)[2]) {
 
 #if LANES == 16 && defined(__AVX512FP16__)
 #define HAS_SHORT_FLOATS 1
+#define SHORT_FLOAT_ROWS ROWS  // of x in a tile
 #define CODE_UNIT 256  // a number of e4m3 by the one in float16 with the same bits
 #define HALF_UNIT 0x1p56f  // the root of a number in float16 by the one in float32 with the same bits
 
@@ -77,12 +78,12 @@ INLINE Vector sums_of_lanes(__m512h sums) {
 // in float16 has GROUP / 2 products.
 INLINE void tile_in_short_floats(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
   const Pairs(*next)[2] = chunk->pairs;
-  Vector parts[WIDE][2];
+  Vector parts[SHORT_FLOAT_ROWS][2];
   for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
   for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
     const int64_t at = i / GROUP * p->rows + row;
     const uint32_t *x = (const uint32_t *)p->numbers + at * GROUP / 2;
-    __m512h found[WIDE][2];
+    __m512h found[SHORT_FLOAT_ROWS][2];
     for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = _mm512_setzero_ph();
     for (int pair = 0; pair < GROUP / 2; pair++, next++)
       for (int r = 0; r < rows; r++) {
@@ -100,6 +101,7 @@ INLINE void tile_in_short_floats(const Product *p, int64_t row, const Chunk *chu
 }
 #elif LANES == 16 && defined(__AVX512BF16__)
 #define HAS_SHORT_FLOATS 1
+#define SHORT_FLOAT_ROWS WIDE
 
 // x of a group in bfloat16.
 static void to_short_floats(const float *x, uint16_t *numbers, float *size) {
@@ -130,11 +132,11 @@ static void expand_short_floats(const Chunk *chunk, Pairs (*to)[2]) {
 // `rows` of x in bfloat16 by a chunk, added to `sums` with the scale of each GROUP inputs. `rows` is a constant.
 INLINE void tile_in_short_floats(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
   const Pairs(*next)[2] = chunk->pairs;
-  Vector parts[WIDE][2];
+  Vector parts[SHORT_FLOAT_ROWS][2];
   for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
   for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
     const uint32_t *x = (const uint32_t *)p->numbers + (i / GROUP * p->rows + row) * GROUP / 2;
-    Vector found[WIDE][2] = {{{0}}};
+    Vector found[SHORT_FLOAT_ROWS][2] = {{{0}}};
     for (int pair = 0; pair < GROUP / 2; pair++, next++)
       for (int r = 0; r < rows; r++) {
         const __m512bh both = (__m512bh)everywhere(x + r * GROUP / 2 + pair);
