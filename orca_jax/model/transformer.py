@@ -103,7 +103,7 @@ class Decoder(nnx.Module):
 
     def __call__[Cache](
         self,
-        inputs: Int[Array, "T"] | Float[Array, "T E"],
+        inputs: Int[Array, "T"] | Float[Array, "T S"],
         positions: Int[Array, "T"],
         attend: Attend[Cache],
         cache: Cache,
@@ -120,7 +120,7 @@ class Decoder(nnx.Module):
 
     def run_layers[Cache](
         self,
-        inputs: Int[Array, "T"] | Float[Array, "T E"],
+        inputs: Int[Array, "T"] | Float[Array, "T S"],
         positions: Int[Array, "T"],
         mixing: Mixing[Cache],
         cache: Cache,

@@ -108,6 +108,11 @@ def _check_format(args: Namespace, model: ModelConfig) -> None:
     if model.decoder is not None:
         message = "a decoder of your own has no names of tensors in safetensors; choose orbax"
         raise ConfigError(message, param="output_format")
+    if model.shared_blocks is not None:
+        message = (
+            f"layers of {model.family} share weights in safetensors, and not here; choose orbax"
+        )
+        raise ConfigError(message, param="output_format")
 
 
 def check_output(output: Path, may_replace: bool) -> None:

@@ -37,10 +37,10 @@ class Load:
 
     lengths: tuple[int, ...] = RAGGED
     heads: int = 2
-    pairs: int | None = None
-    is_listed: bool = False
     keys: int = 16
     values: int = 32
+    pairs: int | None = None
+    is_listed: bool = False
     has_beta: bool = True
     likeness: float = 0.0
     gate: float | None = None
