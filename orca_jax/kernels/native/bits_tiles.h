@@ -68,6 +68,18 @@ typedef struct {
   Vector scales[2], minima[2];  // of both halves of the columns; without minima they are zeros
 } Factors;
 
+// The bits of the largest magnitude of GROUP numbers. Those of NaN are above those of infinity.
+INLINE int32_t largest_magnitude(const float *x) {
+  Integers most = {0};
+  for (int i = 0; i < GROUP; i += LANES) {
+    const Integers magnitude = *(const Integers *)(x + i) & 0x7fffffff, is_larger = magnitude > most;
+    most = (magnitude & is_larger) | (most & ~is_larger);
+  }
+  int32_t top = 0;
+  for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
+  return top;
+}
+
 INLINE Vector numbers_of(const void *numbers, int64_t at, int is_half) {
   return is_half ? from_float16((const uint16_t *)numbers + at) : *(const Vector *)((const float *)numbers + at);
 }

@@ -46,13 +46,8 @@ typedef struct {
 
 // GROUP numbers as integers up to `limit` times a scale. NaN and infinity make the scale NaN.
 INLINE void to_integers(const float *x, int16_t *numbers, float *size, int32_t *total, const float limit) {
-  Integers most = {0}, sums = {0};
-  for (int i = 0; i < GROUP; i += LANES) {
-    const Integers magnitude = *(const Integers *)(x + i) & 0x7fffffff, is_larger = magnitude > most;
-    most = (magnitude & is_larger) | (most & ~is_larger);
-  }
-  int32_t top_bits = 0;
-  for (int i = 0; i < LANES; i++) top_bits = most[i] > top_bits ? most[i] : top_bits;
+  const int32_t top_bits = largest_magnitude(x);
+  Integers sums = {0};
   float top;
   memcpy(&top, &top_bits, sizeof top);
   const int is_finite = top_bits < 0x7f800000, is_zero = top < 1e-30f;
@@ -141,7 +136,7 @@ TILES(byte_tile_of_32, tile_of_bytes, NARROW_TILES, 4, 1)
 TILES(byte_tile_of_16, tile_of_bytes, NARROW_TILES, 6, 1)
 TILES(byte_tile_of_8_bits, tile_of_bytes, NARROW_TILES, 8, 1)
 #if HAS_SHORT_FLOATS
-TILES(short_float_tile, tile_in_short_floats, ALL_TILES)
+TILES(short_float_tile, tile_in_short_floats, SHORT_FLOAT_TILES)
 #endif
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on

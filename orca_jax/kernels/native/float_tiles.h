@@ -28,6 +28,7 @@ static void expand_e4m3(const Product *p, const Chunk *chunk, Vector (*to)[2]) {
 #if LANES == 16 && defined(__AVX512FP16__)
 #define HAS_SHORT_FLOATS 1
 #define SHORT_FLOAT_ROWS ROWS  // of x in a tile
+#define SHORT_FLOAT_TILES ALL_TILES
 #define CODE_UNIT 256  // a number of e4m3 by the one in float16 with the same bits
 #define HALF_UNIT 0x1p56f  // the root of a number in float16 by the one in float32 with the same bits
 
@@ -36,12 +37,7 @@ typedef int16_t SignedPairs __attribute__((vector_size(4 * LANES), aligned(4), m
 // x of a group in float16. The largest magnitude is from 2^9 to 2^10: so a sum of GROUP products fits, and few are too
 // small for float16. `size` is what their products by codes are to be multiplied by, beside HALF_UNIT and a scale.
 static void to_short_floats(const float *x, uint16_t *numbers, float *size) {
-  Integers most = {0};
-  for (int i = 0; i < GROUP; i += LANES) {
-    const Integers magnitude = *(const Integers *)(x + i) & 0x7fffffff, is_larger = magnitude > most;
-    most = (magnitude & is_larger) | (most & ~is_larger);
-  }
-  const int32_t top = _mm512_reduce_max_epi32((__m512i)most), exponents = 0x7f800000, nine = 9 << 23;
+  const int32_t top = largest_magnitude(x), exponents = 0x7f800000, nine = 9 << 23;
   const int is_finite = top < exponents, is_zero = top < 0x0da00000;  // 1e-30
   const int32_t bits = (top & exponents) - nine, inverse_bits = 0x7f000000 - bits;
   float power, factor;
@@ -55,53 +51,29 @@ static void to_short_floats(const float *x, uint16_t *numbers, float *size) {
   *size = !is_finite ? NAN : is_zero ? 0 : power * CODE_UNIT * HALF_UNIT;
 }
 
-// The numbers of a chunk in float16, divided by CODE_UNIT: all rows share them in the first cache.
-static void expand_short_floats(const Chunk *chunk, Pairs (*to)[2]) {
-  const Pairs *next = (const Pairs *)chunk->words;
-  for (int64_t i = 0; i < chunk->size; i += 4, next += 2, to += 2) {
-    fetch(next);
-    for (int half = 0; half < 2; half++) {
-      const SignedPairs codes = (SignedPairs)next[half];
-      to[0][half] = (Pairs)((codes << 8) >> 1) & 0xbf80;
-      to[1][half] = (Pairs)(codes >> 1) & 0xbf80;
-    }
-  }
+// The numbers of a word's codes in float16, divided by CODE_UNIT.
+INLINE void short_floats_of(Pairs codes, Pairs *first, Pairs *second) {
+  const SignedPairs both = (SignedPairs)codes;
+  *first = (Pairs)((both << 8) >> 1) & 0xbf80;
+  *second = (Pairs)(both >> 1) & 0xbf80;
 }
 
-// The sums of both numbers of each lane as float32 with the same bits, so divided by the square of HALF_UNIT.
-INLINE Vector sums_of_lanes(__m512h sums) {
+typedef __m512h ShortSums;  // two of each lane
+
+INLINE ShortSums add_products(ShortSums sums, Pairs x, Pairs numbers) {
+  return _mm512_fmadd_ph((__m512h)x, (__m512h)numbers, sums);
+}
+
+// Both sums of each lane in float32 come with the same bits, so divided by the square of HALF_UNIT.
+INLINE Vector add_scaled(Vector to, ShortSums sums, Vector scales, float size) {
   const __m512h both = _mm512_add_ph(sums, (__m512h)_mm512_slli_epi32((__m512i)sums, 16));
-  return (Vector)((Integers)both >> 3 & (int32_t)0x8fffe000);
-}
-
-// `rows` of x in float16 by a chunk, added to `sums` with both scales of each GROUP inputs. `rows` is a constant. A sum
-// in float16 has GROUP / 2 products.
-INLINE void tile_in_short_floats(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
-  const Pairs(*next)[2] = chunk->pairs;
-  Vector parts[SHORT_FLOAT_ROWS][2];
-  for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
-  for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
-    const int64_t at = i / GROUP * p->rows + row;
-    const uint32_t *x = (const uint32_t *)p->numbers + at * GROUP / 2;
-    __m512h found[SHORT_FLOAT_ROWS][2];
-    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = _mm512_setzero_ph();
-    for (int pair = 0; pair < GROUP / 2; pair++, next++)
-      for (int r = 0; r < rows; r++) {
-        const __m512h both = (__m512h)everywhere(x + r * GROUP / 2 + pair);
-        found[r][0] = _mm512_fmadd_ph(both, (__m512h)next[0][0], found[r][0]);
-        found[r][1] = _mm512_fmadd_ph(both, (__m512h)next[0][1], found[r][1]);
-      }
-    const Factors factor = factors(p, chunk->block, i);
-    for (int half = 0; half < 2; half++) {
-      const Vector scales = factor.scales[half] * HALF_UNIT;
-      for (int r = 0; r < rows; r++) parts[r][half] += sums_of_lanes(found[r][half]) * scales * p->sizes[at + r];
-    }
-  }
-  for (int r = 0; r < rows; r++) sums[r][0] = parts[r][0], sums[r][1] = parts[r][1];
+  const Vector total = (Vector)((Integers)both >> 3 & (int32_t)0x8fffe000);
+  return to + total * (scales * HALF_UNIT) * size;
 }
 #elif LANES == 16 && defined(__AVX512BF16__)
 #define HAS_SHORT_FLOATS 1
 #define SHORT_FLOAT_ROWS WIDE
+#define SHORT_FLOAT_TILES UP_TO_6
 
 // x of a group in bfloat16.
 static void to_short_floats(const float *x, uint16_t *numbers, float *size) {
@@ -119,36 +91,53 @@ INLINE Pairs bfloat16_pair(Pairs code) {
   return (Pairs)found | (code & 0x80) << 8;
 }
 
-// The numbers of a chunk in bfloat16: all rows share them in the first cache.
+INLINE void short_floats_of(Pairs codes, Pairs *first, Pairs *second) {
+  *first = bfloat16_pair(codes & 0xff);
+  *second = bfloat16_pair(codes >> 8 & 0xff);
+}
+
+typedef Vector ShortSums;
+
+INLINE ShortSums add_products(ShortSums sums, Pairs x, Pairs numbers) {
+  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)numbers);
+}
+
+INLINE Vector add_scaled(Vector to, ShortSums sums, Vector scales, float size) { return to + sums * scales; }
+#else
+#define HAS_SHORT_FLOATS 0
+#endif
+
+#if HAS_SHORT_FLOATS
+// The numbers of a chunk with 16 bits: all rows share them in the first cache.
 static void expand_short_floats(const Chunk *chunk, Pairs (*to)[2]) {
   const Pairs *next = (const Pairs *)chunk->words;
-  for (int64_t i = 0; i < chunk->size; i += 4, next += 2) {
+  for (int64_t i = 0; i < chunk->size; i += 4, next += 2, to += 2) {
     fetch(next);
-    for (int k = 0; k < 2; k++, to++)
-      for (int half = 0; half < 2; half++) to[0][half] = bfloat16_pair(next[half] >> 8 * k & 0xff);
+    for (int half = 0; half < 2; half++) short_floats_of(next[half], &to[0][half], &to[1][half]);
   }
 }
 
-// `rows` of x in bfloat16 by a chunk, added to `sums` with the scale of each GROUP inputs. `rows` is a constant.
+// `rows` of x with 16 bits by a chunk, added to `sums` with both scales of each GROUP inputs. `rows` is a constant. A
+// sum of a lane has GROUP / 2 products.
 INLINE void tile_in_short_floats(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
   const Pairs(*next)[2] = chunk->pairs;
   Vector parts[SHORT_FLOAT_ROWS][2];
   for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
   for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
-    const uint32_t *x = (const uint32_t *)p->numbers + (i / GROUP * p->rows + row) * GROUP / 2;
-    Vector found[SHORT_FLOAT_ROWS][2] = {{{0}}};
+    const int64_t at = i / GROUP * p->rows + row;
+    const uint32_t *x = (const uint32_t *)p->numbers + at * GROUP / 2;
+    ShortSums found[SHORT_FLOAT_ROWS][2];
+    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (ShortSums){0};
     for (int pair = 0; pair < GROUP / 2; pair++, next++)
       for (int r = 0; r < rows; r++) {
-        const __m512bh both = (__m512bh)everywhere(x + r * GROUP / 2 + pair);
-        found[r][0] = (Vector)_mm512_dpbf16_ps((__m512)found[r][0], both, (__m512bh)next[0][0]);
-        found[r][1] = (Vector)_mm512_dpbf16_ps((__m512)found[r][1], both, (__m512bh)next[0][1]);
+        const Pairs both = everywhere(x + r * GROUP / 2 + pair);
+        for (int half = 0; half < 2; half++) found[r][half] = add_products(found[r][half], both, next[0][half]);
       }
     const Factors factor = factors(p, chunk->block, i);
-    for (int r = 0; r < rows; r++)
-      for (int half = 0; half < 2; half++) parts[r][half] += found[r][half] * factor.scales[half];
+    for (int half = 0; half < 2; half++)
+      for (int r = 0; r < rows; r++)
+        parts[r][half] = add_scaled(parts[r][half], found[r][half], factor.scales[half], p->sizes[at + r]);
   }
   for (int r = 0; r < rows; r++) sums[r][0] = parts[r][0], sums[r][1] = parts[r][1];
 }
-#else
-#define HAS_SHORT_FLOATS 0
 #endif
