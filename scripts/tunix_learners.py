@@ -46,6 +46,15 @@ SHAPE = {
 }
 
 
+SIZES = {
+    "embed_dim": SHAPE["hidden_size"],
+    "num_heads": SHAPE["num_attention_heads"],
+    "num_kv_heads": SHAPE["num_key_value_heads"],
+    "head_dim": SHAPE["head_dim"],
+}
+"""The same sizes, as Tunix names them."""
+
+
 class ByteTokenizer:
     """Letters as their bytes; the end token is the padding, too."""
 
@@ -117,11 +126,8 @@ def qwen3(folder: Path) -> Any:
     shape = module.ModelConfig(
         num_layers=5,
         vocab_size=EOS + 1,
-        embed_dim=128,
         hidden_dim=384,
-        num_heads=4,
-        head_dim=32,
-        num_kv_heads=2,
+        **SIZES,
         rope_theta=1_000_000,
         norm_eps=1e-6,
         use_tied_embedding=True,
@@ -145,11 +151,8 @@ def gemma3(folder: Path) -> Any:
     shape = module.ModelConfig(
         num_layers=6,
         num_embed=EOS + 1,
-        embed_dim=128,
         hidden_dim=320,
-        num_heads=4,
-        head_dim=32,
-        num_kv_heads=2,
+        **SIZES,
         sliding_window_size=16,
         global_base_frequency=1_000_000,
         param_dtype=jnp.float32,

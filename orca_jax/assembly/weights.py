@@ -168,9 +168,12 @@ def split_adapters(params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def rank_of(params: Any) -> int:
     """The largest rank of the adapters of a tree; 0 without any."""
-    leaves = flat_tree(params)
-    ranks = [leaf.shape[0] for keys, leaf in leaves.items() if (side_of(keys) or " ")[-1] == "b"]
-    return max(ranks, default=0)
+    largest = 0
+    for keys, leaf in flat_tree(params).items():
+        name = side_of(keys)
+        if name is not None and name[1] == "b":
+            largest = max(largest, leaf.shape[0])
+    return largest
 
 
 def _opened(leaves: Mapping[Keys, Any], keys: Keys) -> ArrayOfTree:

@@ -181,7 +181,7 @@ class LLM:
         self._loras.unload(lora_name)
 
     def update_lora(self, lora_name: str, params: Any, lora_alpha: float) -> int:
-        """Load or replace an adapter by that of a tree, and return the version, which later outputs carry.
+        """Load an adapter from a tree, or replace it. Returns the version of later outputs.
 
         Open requests keep the matrices with which they began. Nothing but those of the adapter is copied.
 

@@ -357,6 +357,11 @@ def _single(
     return x + mlp(attended)
 
 
+def carried_stream(embedded: Float[Array, "T E"]) -> Float[Array, "T S"]:
+    """The inputs of the first layer with the residual "carried": the stream, the embedding, and nothing carried."""
+    return jnp.concatenate([embedded, embedded, jnp.zeros_like(embedded)], axis=-1)
+
+
 def _carried(
     block: Block, x: Float[Array, "B S"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B S"]:

@@ -259,7 +259,7 @@ class Xielu(nnx.Module):
 class Mlp(nnx.Module):
     """Two layers with an activation between them. Gated models multiply the hidden vector by a second projection.
 
-    Where results are carried to the next layer, there is a last projection, which is the layer's own.
+    With the residual "carried" there is a last projection of the results.
     """
 
     def __init__(

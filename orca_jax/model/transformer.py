@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native import LayerRows, Library
-from orca_jax.model.block import AttentionOnly, Block, Pattern
+from orca_jax.model.block import AttentionOnly, Block, Pattern, carried_stream
 from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import InputsOfLayers
 from orca_jax.model.layers import Linear, Norm, Table, kept, scaled
@@ -176,7 +176,7 @@ class Decoder(nnx.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.config.residual == "carried":
-            return jnp.concatenate([x, x, jnp.zeros_like(x)], axis=-1)
+            return carried_stream(x)
         if self.positions is None:
             return x
         return x + self.positions(positions)

@@ -2,8 +2,8 @@
 
 New weights are checked and read in a thread, while the engine serves. Then the front end sends `ReplaceWeights` between
 two calls. Requests sent before it finish with the old weights, or are aborted. Those sent after it wait until no other
-request is left and the weights are replaced. So all requests of a call have the same weights. Those that a pause keeps
-go on with the new ones, after the tokens that they have.
+request is left and the weights are replaced. So all requests of a call have the same weights. Kept requests of
+a pause go on with the new ones.
 """
 
 import logging

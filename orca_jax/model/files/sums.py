@@ -1,7 +1,7 @@
 """Tensors that files have elsewhere, or as sums: those of a layer whose weights are those of another one."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,48 +12,15 @@ from orca_jax.model.files.stripes import FileMatrix, TensorRows
 
 
 @dataclass(frozen=True)
-class SumMatrix:
+class SumMatrix(FileMatrix):
     """A matrix of a file, plus the product of two matrices of low rank. Sums are float32, and rounded to its type."""
 
-    base: FileMatrix
     first: FileMatrix  # [rank, in]
     second: FileMatrix  # [out, rank]
 
-    @property
-    def key(self) -> str:
-        return self.base.key
-
-    @property
-    def num_rows(self) -> int:
-        return self.base.num_rows
-
-    @property
-    def num_columns(self) -> int:
-        return self.base.num_columns
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.base.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        return self.base.row_bytes
-
-    @property
-    def step(self) -> int:
-        return self.base.step
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.base.order
-
-    @property
-    def is_turned(self) -> bool:
-        return False
-
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on of all three matrices. Raises OSError."""
-        self.base.read_into(start, values)
+        super().read_into(start, values)
         first = _float32(self.first, 0, self.first.num_rows)
         second = _float32(self.second, start, start + len(values))
         values[...] = (values.astype(np.float32) + second @ first).astype(values.dtype)
@@ -94,13 +61,14 @@ def with_sums(
                 continue
             used.update(*whole)
             keys = whole[0]
-            base, *factors = [tensors[key].matrix(key) for key in keys]
-            own = replace(base, key=prefix + name)
-            found[own.key] = tensors[keys[0]]
-            matrices[own.key] = own
+            own = prefix + name
+            base = tensors[keys[0]].matrix(own)
+            factors = [tensors[key].matrix(key) for key in keys[1:]]
+            found[own] = tensors[keys[0]]
+            matrices[own] = base
             if factors:
                 problems += _problems(base, factors)
-                matrices[own.key] = SumMatrix(own, factors[0], factors[1])
+                matrices[own] = SumMatrix(**vars(base), first=factors[0], second=factors[1])
     for key in used - {prefix + name for prefix in prefixes for name in sums}:
         del found[key]
         del matrices[key]
@@ -120,7 +88,7 @@ def _whole_places(
 
 
 def _problems(base: FileMatrix, factors: Iterable[FileMatrix]) -> list[str]:
-    """What does not fit of the two factors of a product, which is added to a matrix."""
+    """The problems of the shapes of two factors, whose product is added to `base`."""
     first, second = factors
     rank = first.num_rows
     wanted = ((first, (rank, base.num_columns)), (second, (base.num_rows, rank)))

@@ -88,7 +88,7 @@ def _sides(
         name = side_of(keys)
         if name is None:
             continue
-        module, side = name[:-1], name[-1]
+        module, side = name
         if module not in places:
             problems.append(f"{module}: no linear layer of this model that takes adapters")
         elif not is_array(leaf):
@@ -98,12 +98,12 @@ def _sides(
     return sides, problems
 
 
-def side_of(keys: Keys) -> str | None:
-    """The module of an array of an adapter, followed by its side; None for another array."""
+def side_of(keys: Keys) -> tuple[str, str] | None:
+    """The module of an array of an adapter and its side, "a" or "b"; None for another array."""
     if keys[-1:] == ("value",):
         keys = keys[:-1]
     found = _SIDE.fullmatch("/".join(keys))
-    return found and found[1] + found[2]
+    return found and (found[1], found[2])
 
 
 def _places(model: ModelConfig) -> Iterator[tuple[str, list[_Adapted]]]:

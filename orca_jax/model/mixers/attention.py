@@ -49,9 +49,8 @@ class Attention(nnx.Module):
         self.head_dim = config.head_dim
         embed = config.embed_dim
         heads = config.num_heads * config.head_dim
-        reads_embedding = config.residual == "carried"
-        inputs = input_width(config)
-        self.in_norm = optional(reads_embedding, Norm, make, config, inputs)
+        inputs = _input_width(config)
+        self.in_norm = optional(inputs != embed, Norm, make, config, inputs)
         self.query = Linear(make, (inputs, heads), ("embed", "heads"), bias=config.attention_bias)
         self.key = optional(has_keys, _kv_projection, make, config)
         self.value = optional(has_keys and has_values, _kv_projection, make, config)
@@ -169,7 +168,7 @@ def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> N
             return Norm(make, config, num_heads * config.head_dim, axis)
 
 
-def input_width(config: ModelConfig) -> int:
+def _input_width(config: ModelConfig) -> int:
     """The width of the inputs of attention: with the residual "carried" the stream and the embedding side by side."""
     if config.residual == "carried":
         return 2 * config.embed_dim
@@ -181,7 +180,7 @@ def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
     columns = copied_columns(
         range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim
     )
-    sizes = input_width(config), len(columns) // config.kv_copies
+    sizes = _input_width(config), len(columns) // config.kv_copies
     projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
     if config.kv_copies > 1:
         projection.take_outputs(columns)

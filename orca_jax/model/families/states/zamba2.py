@@ -28,7 +28,8 @@ from orca_jax.values.layer_config import LayerKind, MambaConfig, SharedBlocks
 _HYBRID = "hybrid"
 _MAMBA = "linear_attention"
 _KINDS = {_HYBRID: _HYBRID, _MAMBA: _MAMBA, "mamba": _MAMBA}  # by the names in files
-_USUAL = [_MAMBA, *([_MAMBA] * 5 + [_HYBRID]) * 7, *[_MAMBA] * 4, _HYBRID, *[_MAMBA] * 3, _HYBRID]
+_USUAL_LAYERS = 54
+_USUAL_HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)
 _BLOCK = "shared_transformer"
 _LONG_CONTEXT = 16_384
 _MOST = 100  # layers with shared blocks: the places of their tensors grow with the square
@@ -99,7 +100,9 @@ def _layer_kinds(hf: HfConfig) -> Sequence[str]:
     """The kind of each layer of the files."""
     kinds = hf.get("layers_block_type")
     if kinds is None:
-        kinds = [*_USUAL, _MAMBA, _MAMBA]
+        kinds = [_MAMBA] * _USUAL_LAYERS
+        for layer in _USUAL_HYBRIDS:
+            kinds[layer] = _HYBRID
     if not isinstance(kinds, list) or not all(str(kind) in _KINDS for kind in kinds):
         raise refusal("layers_block_type", f"must be a list of {', '.join(_KINDS)}", kinds)
     if not 1 <= kinds.count(_HYBRID) <= _MOST:
