@@ -68,6 +68,12 @@ class IterationTimes:
         self._measured.setdefault((bucket, waits), _Mean()).add(seconds)
         self._level.add(seconds / self._shape[bucket])
 
+    def is_measured(self, num_tokens: int, *, waits: bool) -> bool:
+        """True if the time of an iteration is known from iterations, or if it does not matter."""
+        if not self.buckets or num_tokens > self.buckets[-1]:
+            return True
+        return (self._bucket(num_tokens), waits) in self._measured
+
     def steps(self, num_tokens: int, most: int) -> Iterator[int]:
         """Numbers of further tokens, at most `most`, that fill the buckets from `num_tokens` on; and `most`."""
         for bucket in self.buckets[bisect_left(self.buckets, num_tokens) :]:
@@ -92,6 +98,7 @@ class Share(NamedTuple):
     gain: float  # tokens per second, relative to those without proposals
     most: int = 0  # as many as possible
     most_tokens: float = 1.0  # tokens of an iteration with that many, relative to none
+    most_seconds: float = 1.0  # seconds of an iteration with that many, relative to none
 
 
 NO_GAIN = Share(0, 1.0)
@@ -117,8 +124,10 @@ def best_share(
         rounds: the place, for each of `chances`, of the id in its proposal, from 1 on.
     """
     best = Share(0, 0.0)
-    before = num_draws / times.of(num_tokens, waits=False)
+    alone = times.of(num_tokens, waits=False)
+    before = num_draws / alone
     expected = float(num_draws)
+    seconds = alone
     done = 0
     longest = 0
     for count in times.steps(num_tokens, len(chances)):
@@ -129,4 +138,8 @@ def best_share(
         gain = expected / seconds / before
         if gain > best.gain:
             best = Share(count, gain)
-    return best._replace(most=len(chances), most_tokens=expected / num_draws)
+    return best._replace(
+        most=len(chances),
+        most_tokens=expected / num_draws,
+        most_seconds=seconds / alone,
+    )

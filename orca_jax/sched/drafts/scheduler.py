@@ -28,7 +28,9 @@ SAMPLED = 8  # requests that stand for all in this decision; an index of n-grams
 # tokens of an iteration, relative to those without: enough to measure iterations with proposals
 WORTH_A_TRY = 1.5
 TRY_FOR = 4  # iterations
-TRY_AFTER = 128  # iterations between the first two tries; then twice as many, and so on
+TRY_AFTER = 256  # iterations between the first two tries; then twice as many, and so on
+# a try may take longer than iterations without proposals: by so many of them, and by this share of those since the last
+TRY_COST, TRY_SHARE = 2.0, 0.02
 # iterations after which it is off for a moment, to measure iterations without it
 MEASURE_EVERY = 256
 
@@ -96,11 +98,12 @@ class SpeculativeScheduler:
         self._charge = charge
         self._clock = clock
         self._last: _OpenMeasurement | None = None
+        self._kind = (False, False)  # of the last iteration: on, and all its requests generate
         self._until_check = 1
         self._num_on = 0  # iterations since it was turned on
         self._is_trying = False  # to be measured, iterations have all proposals
-        self._pause = TRY_AFTER
-        self._until_try = 0
+        self._pause = 0
+        self._since_try = 0  # iterations
         # proposals in flight: request, its tokens, their number
         self._sent: dict[str, tuple[Request, int, int]] = {}
 
@@ -167,12 +170,23 @@ class SpeculativeScheduler:
         was_on = self.is_on
         self._num_on = self._num_on + CHECK_EVERY if self.is_on else 0
         self.is_on = share.gain > (TURN_OFF if was_on else TURN_ON) and self._num_on < MEASURE_EVERY
-        self._is_trying = False
-        self._until_try -= CHECK_EVERY
-        if not (self.is_on or was_on) and share.most_tokens > WORTH_A_TRY and self._until_try <= 0:
-            self.is_on = self._is_trying = True
+        num_tokens = sum([choice.num_tokens for choice in choices]) + share.number
+        if self.is_on and not self.times.is_measured(num_tokens, waits=True):
             self._until_check = TRY_FOR
-            self._pause = self._until_try = 2 * self._pause
+        self._since_try += CHECK_EVERY
+        self._is_trying = not (self.is_on or was_on) and self._may_try(share)
+        if self._is_trying:
+            self.is_on = True
+            self._until_check = TRY_FOR
+            self._since_try = 0
+            self._pause = max(TRY_AFTER, 2 * self._pause)
+
+    def _may_try(self, share: Share) -> bool:
+        """Return True if a try might show a gain, and costs little if it shows none."""
+        cost = TRY_FOR * (share.most_seconds - 1)
+        allowed = TRY_COST + TRY_SHARE * self._since_try
+        is_due = self._since_try >= self._pause
+        return is_due and share.most_tokens > WORTH_A_TRY and cost <= allowed
 
     def _with_drafts(
         self, choices: Sequence[Choice], kv: KVManager
@@ -254,8 +268,15 @@ class SpeculativeScheduler:
         now: float,
         proposing: float,
     ) -> None:
-        """Remember an iteration to be measured, if all its requests generate."""
-        if all([choice.num_tokens == 1 for choice in choices]):
+        """Remember an iteration to be measured, if all its requests generate.
+
+        The one before, which may still run, must be of the same kind: its time counts, too.
+        """
+        generates = all([choice.num_tokens == 1 for choice in choices])
+        kind = (self.is_on, generates)
+        is_steady = kind == self._kind
+        self._kind = kind
+        if generates and is_steady:
             members = frozenset([choice.request.request_id for choice in choices])
             self._last = _OpenMeasurement(
                 now, len(choices) + sum(map(len, drafts)), self.is_on, members, proposing

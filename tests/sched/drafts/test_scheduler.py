@@ -106,12 +106,12 @@ def test_tokens_are_those_without_speculation(name: str, sizes: dict[str, Any]) 
 
 
 def flat_lab(
-    proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS
+    proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS, longest: float = 1.0
 ) -> tuple[Lab, SpeculativeScheduler]:
-    """A lab whose iterations take equally long for up to 64 tokens."""
+    """A lab whose iterations take equally long for up to 3 tokens, and `longest` times as long for up to 64."""
     lab = Lab(max_bs=4, shape=Shape(depth=1), max_model_len=400)
     clock = iter(range(10**6))
-    launches = {1: 1.0, 8: 1.0, 64: 1.0}
+    launches = {1: 1.0, 3: 1.0, 64: longest}
     scheduler = SpeculativeScheduler(
         lab.scheduler.inner, proposer, limits, launches, clock=lambda: float(next(clock))
     )
@@ -136,6 +136,50 @@ def test_wrong_proposals_stop_and_are_tried_again() -> None:
     ]
     assert proposing[0] > 4
     assert proposing[1] <= 20
+
+
+@pytest.mark.parametrize(
+    ("longest", "first"),
+    [
+        (1.5, range(30)),  # four iterations of 1.5 cost two more: allowed at once
+        (2.0, range(90, 130)),  # four more: two of them are a share of a hundred iterations
+        (9.0, range(0)),  # thirty-two more: not within these answers
+    ],
+)
+def test_a_try_costs_little(longest: float, first: range) -> None:
+    """The proposals of three requests need a larger launch, and nobody knows whether one is right."""
+    oracle = Oracle()
+    oracle.chance = lambda request: Chance(1.0, 0.35)  # type: ignore[method-assign]
+    lab, _ = flat_lab(oracle, longest=longest)
+    for name in "ABC":
+        lab.add(name, 5, 390)
+    lab.run()
+    places = [
+        place
+        for place, plan in enumerate(lab.executor.plans)
+        if any([member.num_drafts for member in plan.members])
+    ]
+    assert [place in first for place in places[:1]] == [True] * bool(first)
+
+
+def test_iterations_beside_prompts_are_not_measured() -> None:
+    """A device runs one iteration after another: the first increments wait for the prompts before them."""
+    lab, scheduler = flat_lab(Oracle())
+    for name in "ABC":
+        lab.add(name, 5, 20)
+    measured: list[int] = []
+
+    def add_time(num_tokens: int, seconds: float, *, waits: bool) -> None:
+        measured.append(len(lab.executor.plans))
+
+    scheduler.times.add_time = add_time  # type: ignore[method-assign]
+    lab.run()
+    prompts = [
+        place
+        for place, plan in enumerate(lab.executor.plans)
+        if any([len(member.ids) > 1 and not member.num_drafts for member in plan.members])
+    ]
+    assert prompts and min(measured) >= prompts[-1] + 3
 
 
 def test_right_proposals_go_on() -> None:
