@@ -19,6 +19,7 @@ from orca_jax.helpers.orbax_names import PARAMS
 from orca_jax.kernels.native import Library
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.files.folder import SafetensorsFolder
 from orca_jax.model.gguf.weights import GgufFile
 from orca_jax.model.orbax_files import orbax_root
 from orca_jax.model.own import build_own
@@ -217,11 +218,12 @@ def prepare_load(
         )
         raise ConfigError(message, param="decoder")
     packs = config.quantization is None
-    config = with_true_head(directory, config, dtype)
-    if config.stored is None and not (packs and has_mxfp4(directory, config)):
-        return Loading(config, dtype, partial(load_safetensors, directory), seed, packs=packs)
-    keep = partial(keep_published, directory) if packs else None
-    return Loading(config, dtype, partial(load_published, directory), seed, keep, packs)
+    folder = SafetensorsFolder(directory)
+    config = with_true_head(folder, config, dtype)
+    if config.stored is None and not (packs and has_mxfp4(folder, config)):
+        return Loading(config, dtype, partial(load_safetensors, folder), seed, packs=packs)
+    keep = partial(keep_published, folder) if packs else None
+    return Loading(config, dtype, partial(load_published, folder), seed, keep, packs)
 
 
 def load_decoder(

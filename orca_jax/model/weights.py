@@ -3,12 +3,10 @@
 import logging
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -23,8 +21,8 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import TensorSum, Weight
 from orca_jax.model.families.family import Family
 from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
-from orca_jax.model.files.opened import open_file
-from orca_jax.model.files.safetensors import StoredTensor, read_header
+from orca_jax.model.files.folder import SafetensorsFolder
+from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
 from orca_jax.model.files.sums import with_sums
 from orca_jax.model.leaves.base import Source
@@ -41,15 +39,9 @@ from orca_jax.model.parameters import (
     split_layer,
     stored_shape,
 )
-from orca_jax.model.weight_files import check_safetensors
-from orca_jax.values.checks import json_value
 from orca_jax.values.config import DType, ModelConfig
 from orca_jax.values.errors import CheckpointError
 
-MAX_INDEX_BYTES = 32 * 2**20  # the largest known ones have 15 MB
-MAX_HEADER_BYTES = 32 * 2**20  # of all files together
-MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
-MAX_FILES = 4_000
 _COMPARED = 2**22  # numbers of a table in memory at once
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.")
@@ -94,12 +86,12 @@ class ParameterSource:
 
 
 def load_safetensors(
-    directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
+    folder: SafetensorsFolder, config: ModelConfig, wanted: Wanted, progress: Progress
 ) -> nnx.State:
     """Read a Hugging Face directory, each device its own shards.
 
     Args:
-        directory: has model.safetensors, or model.safetensors.index.json and the files listed in it.
+        folder: its files.
         config: the model; its family gives the names of the tensors.
         wanted: the parameters.
         progress: called after each parameter.
@@ -115,8 +107,9 @@ def load_safetensors(
         if family.sums is not None:
             sums = family.sums(config)
         files = open_files(
-            directory, stack, has_stacks=has_stacks(table), sums=sums, prefixes=family.prefixes
+            folder, stack, has_stacks=has_stacks(table), sums=sums, prefixes=family.prefixes
         )
+        directory = folder.directory
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info(
                 "%s has %s and %s: the single file is served, as by transformers",
@@ -207,7 +200,7 @@ def _num_experts(config: ModelConfig) -> int:
     return 1 if config.experts is None else config.experts.count
 
 
-def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:
+def with_true_head(folder: SafetensorsFolder, config: ModelConfig, dtype: DType) -> ModelConfig:
     """The configuration, untied if the files hold an unembedding unequal to the embedding.
 
     Some fine-tuned models have their own head, and a configuration with a tied one. As in transformers, both are
@@ -222,7 +215,7 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
     family = FAMILIES[config.family]
     (embedding,) = (weight for weight in family.weights(config) if weight.path == "embedding.table")
     with ExitStack() as stack:
-        files = open_files(directory, stack)
+        files = open_files(folder, stack)
         (key,) = find_source(embedding, family, files, config).keys
         head = next((name for name in _head_names(family, config) if name in files.tensors), None)
         if key not in files.tensors or head is None:
@@ -235,13 +228,13 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
             )
         except OSError as error:
             raise CheckpointError(
-                shown(directory), [f"{head}: cannot be read: {first_line(error)}"]
+                shown(folder.directory), [f"{head}: cannot be read: {first_line(error)}"]
             ) from None
     if same:
         return config
     logger.warning(
         "%s: %s differs from the embedding: it is used, although config.json ties them",
-        directory,
+        folder.directory,
         head,
     )
     return replace(config, tied_embeddings=False)
@@ -271,7 +264,7 @@ def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
 
 
 def open_files(
-    directory: Path,
+    folder: SafetensorsFolder,
     stack: ExitStack,
     *,
     has_stacks: bool = False,
@@ -281,23 +274,21 @@ def open_files(
     """Open all files, and record the broken ones.
 
     Args:
-        directory: the model directory.
+        folder: the files of a model directory.
         stack: closes the files.
         has_stacks: some tensors have matrices of all experts.
         sums: tensors that are elsewhere in files, or sums; see `with_sums`.
         prefixes: those of the family, for `sums`.
     """
     files = Files()
-    room = MAX_HEADER_BYTES
     stored = dict[str, StoredTensor]()
-    for number, (name, keys) in enumerate(_file_names(directory).items()):
+    for name, keys in folder.names.items():
         try:
-            tensors, used = read_header(open_file(directory / name, stack, number), room)
+            tensors = folder.tensors(name, stack)
         except OSError as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys
             continue
-        room -= used
         found = tensors.keys()
         files.problems += [
             f"{key}: missing from {name}, although the index lists it there"
@@ -326,43 +317,6 @@ def _rows(tensors: Mapping[str, StoredTensor]) -> dict[str, FileMatrix]:
         if tensor.dtype in DTYPES and (len(tensor.shape) < 3 or is_conv):
             found[key] = tensor.matrix(key)
     return found
-
-
-def _file_names(directory: Path) -> Mapping[str, set[str]]:
-    """The files to open, and the keys listed for each by the index. Like transformers, prefers the single file."""
-    check_safetensors(directory)
-    if (directory / SINGLE).is_file():
-        return {SINGLE: set()}
-    return _read_index(directory)
-
-
-def _read_index(directory: Path) -> Mapping[str, set[str]]:
-    """The keys of each file. The work grows with the number of keys, not with its product with that of files."""
-    path = directory / INDEX
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise CheckpointError(shown(directory), [f"{INDEX} has more than {MAX_INDEX_BYTES} bytes"])
-    try:
-        weight_map = json_value(path.read_text(encoding="utf-8"))["weight_map"]
-        entries = [(key, str(name)) for key, name in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{INDEX}: weight_map cannot be read ({repr(error)[:200]})"
-        raise CheckpointError(shown(directory), [problem]) from error
-    names: dict[str, set[str]] = defaultdict(set)
-    for key, name in entries:
-        names[name].add(key)
-    if len(entries) > MAX_TENSORS or len(names) > MAX_FILES:
-        problem = (
-            f"{INDEX}: it lists {len(entries)} tensors in {len(names)} files, and at most {MAX_TENSORS} in "
-            f"{MAX_FILES} are read"
-        )
-        raise CheckpointError(shown(directory), [problem])
-    outside = sorted(name for name in names if Path(name).name != name)
-    if outside:  # an index must not refer to files in other folders
-        raise CheckpointError(
-            shown(directory),
-            [f"{INDEX}: {name[:200]!r} is not a plain file name" for name in outside],
-        )
-    return dict(sorted(names.items()))
 
 
 def find_source(

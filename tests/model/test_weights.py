@@ -11,7 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 from orca_jax.model import weights
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.load import load_decoder
+from orca_jax.model.files import folder
+from orca_jax.model.files.folder import SafetensorsFolder
+from orca_jax.model.files.opened import OpenFile
+from orca_jax.model.files.safetensors import StoredTensor, read_header
+from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import INDEX, SINGLE
 from orca_jax.values.errors import CheckpointError, ConfigError
@@ -113,8 +117,30 @@ def test_a_head_that_differs_from_a_tied_embedding_is_used(
         directory / SINGLE,
     )
     config = read_model_config(directory)
-    assert weights.with_true_head(directory, config, "bfloat16").tied_embeddings
-    assert not weights.with_true_head(directory, config, "float32").tied_embeddings
+    files = SafetensorsFolder(directory)
+    assert weights.with_true_head(files, config, "bfloat16").tied_embeddings
+    assert not weights.with_true_head(files, config, "float32").tied_embeddings
+
+
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unembedding is compared before weights are read, from the same headers; a new file needs new ones."""
+    directory = copy_of(TIED, tmp_path)
+    read = []
+
+    def counted(file: OpenFile, limit: int) -> tuple[dict[str, StoredTensor], int]:
+        read.append(file)
+        return read_header(file, limit)
+
+    monkeypatch.setattr(folder, "read_header", counted)
+    tensors = load_file(directory / SINGLE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, directory / SINGLE)
+    loading = prepare_load(directory, dtype="float32")
+    loading.load(mesh_of(1))
+    assert len(read) == 1
+    save_file({**tensors, "lm_head.bias": np.zeros(3, np.float32)}, directory / SINGLE)
+    with pytest.raises(CheckpointError, match="has changed since its header was read"):
+        loading.load(mesh_of(1))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -280,8 +306,8 @@ def test_an_index_of_many_files_is_read_in_one_pass(
 ) -> None:
     weight_map = CountedMap((f"h.{n}", f"{n}.safetensors") for n in range(3000))
     (tmp_path / INDEX).write_text("{}")
-    monkeypatch.setattr(weights, "json_value", lambda text: {"weight_map": weight_map})
-    found = weights._read_index(tmp_path)
+    monkeypatch.setattr(folder, "json_value", lambda text: {"weight_map": weight_map})
+    found = folder._read_index(tmp_path)
     assert found == {f"{n}.safetensors": {f"h.{n}"} for n in range(3000)}
     assert CountedMap.passes == 1
 
@@ -289,21 +315,21 @@ def test_an_index_of_many_files_is_read_in_one_pass(
 def test_the_size_of_an_index_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = copy_of(MANY, tmp_path)
     number = len(json.loads((directory / INDEX).read_text())["weight_map"])
-    monkeypatch.setattr(weights, "MAX_TENSORS", number - 1)
+    monkeypatch.setattr(folder, "MAX_TENSORS", number - 1)
     assert f"{INDEX}: it lists {number} tensors" in problems(directory)[0]
-    monkeypatch.setattr(weights, "MAX_TENSORS", number)
-    monkeypatch.setattr(weights, "MAX_FILES", 1)
+    monkeypatch.setattr(folder, "MAX_TENSORS", number)
+    monkeypatch.setattr(folder, "MAX_FILES", 1)
     assert f"{INDEX}: it lists {number} tensors" in problems(directory)[0]
     with (directory / INDEX).open("wb") as file:
         file.truncate(2**34)  # without disk space
-    assert problems(directory) == (f"{INDEX} has more than {weights.MAX_INDEX_BYTES} bytes",)
+    assert problems(directory) == (f"{INDEX} has more than {folder.MAX_INDEX_BYTES} bytes",)
 
 
 def test_the_headers_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = copy_of(MANY, tmp_path)
     first, *_ = sorted(directory.glob("*.safetensors"))
     monkeypatch.setattr(
-        weights, "MAX_HEADER_BYTES", int.from_bytes(first.read_bytes()[:8], "little")
+        folder, "MAX_HEADER_BYTES", int.from_bytes(first.read_bytes()[:8], "little")
     )
     told = problems(directory)
     assert first.name not in "".join(told) and all("its header has" in problem for problem in told)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from orca_jax.helpers.file_state import FileState
 from orca_jax.values.cache_spec import ceil_div
 from orca_jax.values.checks import open_regular, short
 from orca_jax.values.errors import ConfigError, reason_of
@@ -53,19 +54,6 @@ class GgufTensor(NamedTuple):
     begin: int
     row_bytes: int
     part: int = 0
-
-
-class FileState(NamedTuple):
-    """The size of an open file and the time of its last change: others are those of a file with other contents."""
-
-    size: int
-    changed: int  # in nanoseconds
-
-    @classmethod
-    def of(cls, descriptor: int) -> "FileState":
-        """The state of an open file. Raises OSError."""
-        found = os.fstat(descriptor)
-        return cls(found.st_size, found.st_mtime_ns)
 
 
 class GgufHeader(NamedTuple):

@@ -1,7 +1,7 @@
 """Open files with weights: those of a disk, and the objects of buckets that stand for files of a view."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from orca_jax.helpers.buckets.problems import BucketError, changed
 from orca_jax.helpers.buckets.store import Bucket
 from orca_jax.helpers.buckets.views import located, shown
+from orca_jax.helpers.file_state import FileState
 from orca_jax.model.files.finite import PART_BYTES
 from orca_jax.values.checks import open_regular
 from orca_jax.values.errors import CheckpointError
@@ -19,6 +20,7 @@ from orca_jax.values.errors import CheckpointError
 REQUEST_BYTES = 8 * 2**20
 """Bytes of one request to a bucket."""
 _REQUESTS = 4  # of one reader at once
+CHANGED = "the file has changed since its header was read: start again"
 
 
 @runtime_checkable
@@ -29,6 +31,7 @@ class OpenFile(Protocol):
         number: its place among other open files.
         size: its bytes; None if they are not known before its header is read.
         step: bytes that are best read at once.
+        state: equal to itself as long as the file has the same contents.
     """
 
     @property
@@ -37,6 +40,8 @@ class OpenFile(Protocol):
     def size(self) -> int | None: ...
     @property
     def step(self) -> int: ...
+    @property
+    def state(self) -> Hashable: ...
 
     def read(self, begin: int, length: int) -> bytes:
         """Return a part of the header; fewer bytes if the file ends before. Raises OSError."""
@@ -66,6 +71,11 @@ class LocalFile:
     def step(self) -> int:
         """Bytes for the caches of a processor."""
         return PART_BYTES
+
+    @property
+    def state(self) -> FileState:
+        """The size and the time of the last change now."""
+        return FileState.of(self.number)
 
     def read(self, begin: int, length: int) -> bytes:
         """Return a part of the file."""
@@ -105,6 +115,11 @@ class BucketFile:
     def step(self) -> int:
         """The bytes of all requests at once."""
         return _REQUESTS * REQUEST_BYTES
+
+    @property
+    def state(self) -> str:
+        """The generation of the object: others are never read."""
+        return self.generation
 
     def read(self, begin: int, length: int) -> bytes:
         """Return a part of the header. Raises BucketError, also if the object ends before."""

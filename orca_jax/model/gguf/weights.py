@@ -4,7 +4,6 @@ Where the library in C multiplies them, matrices of some types keep their bits. 
 `gguf`, a few rows at a time.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,9 +15,9 @@ import numpy as np
 from flax import nnx
 
 from orca_jax.helpers.console import Progress
+from orca_jax.helpers.file_state import FileState
 from orca_jax.helpers.gguf_file.header import (
     MAX_TENSORS,
-    FileState,
     GgufHeader,
     GgufTensor,
     parts_of,
@@ -27,7 +26,7 @@ from orca_jax.helpers.gguf_file.header import (
 from orca_jax.kernels.native import Library, PackedBits
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.files.opened import LocalFile
+from orca_jax.model.files.opened import CHANGED, OpenFile, open_file
 from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
@@ -43,7 +42,6 @@ from orca_jax.model.matrices.stored import (
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weights import Files, load_files, too_many_layers
-from orca_jax.values.checks import open_regular
 from orca_jax.values.config import ModelConfig
 from orca_jax.values.errors import CheckpointError
 
@@ -63,7 +61,7 @@ class GgufMatrix:
 
     key: str
     tensor: GgufTensor
-    file: LocalFile
+    file: OpenFile
     permutation: np.ndarray | None = None
     offset: float = 0.0
 
@@ -145,7 +143,7 @@ class _StoredMatrix(ForLibrary):
     tensor: GgufTensor
     kind: BlockKind
     outputs: np.ndarray | None
-    files: Sequence[LocalFile]  # the open parts of the file; empty until it is read
+    files: Sequence[OpenFile]  # the open parts of the file; empty until it is read
 
     @property
     def order(self) -> tuple[int, int]:
@@ -194,7 +192,7 @@ class _GgufModel:
     tensors: Mapping[str, GgufTensor]
     table: tuple[Weight, ...]
     keys: Mapping[str, str]  # in safetensors, by the names here
-    files: Sequence[LocalFile] = ()  # the open parts
+    files: Sequence[OpenFile] = ()  # the open parts
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -206,7 +204,7 @@ class _GgufModel:
             return None
         return permuted_rows(self.tensors[theirs].shape[0], self.config.head_dim)
 
-    def matrix(self, name: str, tensor: GgufTensor, file: LocalFile) -> GgufMatrix:
+    def matrix(self, name: str, tensor: GgufTensor, file: OpenFile) -> GgufMatrix:
         """A tensor of the model as the rows of a matrix in an open file."""
         offset = 0.0
         if name.endswith("norm.weight"):
@@ -346,19 +344,16 @@ class GgufFile:
             return load_files(path, files, model.table, config, wanted, progress, kept)
 
 
-def _opened(part: Path, state: FileState, stack: ExitStack) -> LocalFile:
+def _opened(part: Path, state: FileState, stack: ExitStack) -> OpenFile:
     """A file, which the stack closes. Raises CheckpointError: it cannot be read, or has changed."""
     try:
-        descriptor = open_regular(part)
+        file = open_file(part, stack)
     except OSError as error:
         problem = f"the file cannot be read: {first_line(error)}"
         raise CheckpointError(str(part), [problem]) from None
-    stack.callback(os.close, descriptor)
-    if FileState.of(descriptor) != state:
-        raise CheckpointError(
-            str(part), ["the file has changed since its header was read: start again"]
-        )
-    return LocalFile(descriptor)
+    if file.state != state:
+        raise CheckpointError(str(part), [CHANGED])
+    return file
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:

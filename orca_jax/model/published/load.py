@@ -7,7 +7,6 @@ read, some rows at a time.
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from flax import nnx
@@ -20,6 +19,7 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import MXFP4_GROUP, Mxfp4Matrix, has_stacks, oriented
+from orca_jax.model.files.folder import SafetensorsFolder
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.leaves.bits import bits_sources
 from orca_jax.model.matrices.grouped import GroupedForm, grouped_shapes, kept_group
@@ -42,31 +42,31 @@ from orca_jax.values.layer_config import StoredForm
 
 
 def load_published(
-    directory: Path, config: ModelConfig, wanted: Wanted, progress: Progress
+    folder: SafetensorsFolder, config: ModelConfig, wanted: Wanted, progress: Progress
 ) -> nnx.State:
     """Read the weights of a directory, each device its own shards. As `load_safetensors`, with the bits of files."""
     with ExitStack() as stack:
-        files, table = _opened(directory, config, stack)
-        others = bits_sources(shown(directory), _matrices(files, table, config), wanted)
-        return load_files(shown(directory), files, table, config, wanted, progress, others)
+        files, table = _opened(folder, config, stack)
+        others = bits_sources(shown(folder.directory), _matrices(files, table, config), wanted)
+        return load_files(shown(folder.directory), files, table, config, wanted, progress, others)
 
 
-def has_mxfp4(directory: Path, config: ModelConfig) -> bool:
+def has_mxfp4(folder: SafetensorsFolder, config: ModelConfig) -> bool:
     """True if a directory without a published form has matrices of experts in MXFP4. Raises CheckpointError."""
     table = FAMILIES[config.family].weights(config)
     if not has_stacks(table):
         return False
     with ExitStack() as stack:
-        files = open_files(directory, stack, has_stacks=True)
+        files = open_files(folder, stack, has_stacks=True)
         return oriented(table, files.rows) is not table
 
 
 def keep_published(
-    directory: Path, decoder: Decoder, library: Library | None, num_devices: int
+    folder: SafetensorsFolder, decoder: Decoder, library: Library | None, num_devices: int
 ) -> None:
     """Give matrices and tables the form of their bits in the files; see `keep_bits`. Raises CheckpointError."""
     with ExitStack() as stack:
-        files, table = _opened(directory, decoder.config, stack)
+        files, table = _opened(folder, decoder.config, stack)
         keep_bits(_matrices(files, table, decoder.config), decoder, library, num_devices)
 
 
@@ -99,11 +99,11 @@ def _planned(plain: nnx.Param[Any], form: StoredForm) -> Any:
 
 
 def _opened(
-    directory: Path, config: ModelConfig, stack: ExitStack
+    folder: SafetensorsFolder, config: ModelConfig, stack: ExitStack
 ) -> tuple[Files, tuple[Weight, ...]]:
     """The open files, with a matrix in place of the tensors that it consists of, and the table of weights."""
     table = FAMILIES[config.family].weights(config)
-    files = open_files(directory, stack, has_stacks=has_stacks(table))
+    files = open_files(folder, stack, has_stacks=has_stacks(table))
     if config.stored is None or config.stored.is_of_experts:
         return files, oriented(table, files.rows)
     tensors = {
