@@ -20,7 +20,7 @@ from typing import Any
 
 from lab import control_plane, workers
 from lab.decisions import page as decisions_page
-from lab.pages import protocols, support
+from lab.pages import deployments, protocols, support
 from lab.pages.markdown import Page, wide_table
 from lab.peers import files_page
 from lab.peers import page as peers_page
@@ -37,6 +37,7 @@ _DOCS = (
     "benchmarks",
     "comparison",
     "flags",
+    "operations",
     "own_scheduler",
     "paper",
     "peers",
@@ -110,6 +111,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "commands": support.commands,
     "control": control_plane.block,
     "decisions": decisions_page.block,
+    "deployments": deployments.block,
     "errors": blocks.errors,
     "held_out": held_out,
     "later": blocks.later,
