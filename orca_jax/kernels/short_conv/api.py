@@ -2,6 +2,7 @@
 
 reference  the oracle: token by token (`reference.py`)
 xla        all tokens at once (`xla.py`)
+tpu        the same for TPUs (`tpu.py`)
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from orca_jax.kernels.backend import Backend, run_backend
 from orca_jax.kernels.state_rows import StateRows
 
 BACKENDS = (
+    Backend("tpu", "orca_jax.kernels.short_conv.tpu", "tpu"),
     Backend("xla", "orca_jax.kernels.short_conv.xla"),
     Backend("reference", "orca_jax.kernels.short_conv.reference"),
 )
@@ -37,7 +39,7 @@ def short_conv(
             S = (W - 1) * C values: XLA for TPUs copies a pool with an axis of W - 1. It is donated by the caller, so
             that the update is in place.
         rows: the requests.
-        implementation: the name of a backend; None takes `xla`.
+        implementation: the name of a backend; None takes the default of the platform.
 
     Returns:
         The result of each token, zero for padding, and the pool with the states after the last tokens.

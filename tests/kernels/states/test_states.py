@@ -220,7 +220,7 @@ def test_a_long_request_and_fast_decay_give_finite_results() -> None:
 
 def test_unknown_implementation() -> None:
     mix, zeros = Mix((1,), (0,), (1,), (True,)), jnp.zeros((1, 1, 1))
-    with pytest.raises(NotImplementedError, match="use one of xla, reference"):
+    with pytest.raises(NotImplementedError, match="use one of tpu, xla, reference"):
         conv.short_conv(zeros[0], zeros[0], zeros[0], mix.rows, implementation="none")
     with pytest.raises(NotImplementedError, match="use one of triton, tpu, xla, reference"):
         tokens = linear.LinearTokens(zeros, zeros, zeros, zeros[0])
