@@ -181,6 +181,37 @@ def test_a_tpu_slice_of_gke() -> None:
         assert config.nnodes == template["size"]
 
 
+def test_a_jobset_has_the_settings_of_several_hosts() -> None:
+    """Each pod is a host of the slice; the service selects the leader, the pod with index 0."""
+    jobs, service = documents("jobset.yaml")
+    (job,) = jobs["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    hosts = [
+        parsed(container, JOB_COMPLETION_INDEX=str(rank)) for rank in range(spec["completions"])
+    ]
+    assert spec["parallelism"] == spec["completions"] == hosts[0].nnodes
+    assert [config.node_rank for config in hosts] == [*range(hosts[0].nnodes)]
+    leader = f"{jobs['metadata']['name']}-{job['name']}-0-0.{jobs['metadata']['name']}"
+    assert hosts[0].master_addr == leader
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    columns, rows = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    assert chips * hosts[0].nnodes == int(columns) * int(rows)
+    assert hosts[0].engine.tensor_parallel_size == chips * hosts[0].nnodes
+    assert service["spec"]["selector"] == {
+        "jobset.sigs.k8s.io/jobset-name": jobs["metadata"]["name"],
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    group, _ = documents("several-hosts.yaml")
+    other = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    for part in ("volumes", "initContainers", "securityContext", "terminationGracePeriodSeconds"):
+        assert pod[part] == other[part]
+    (server,) = other["containers"]
+    for part in ("securityContext", "volumeMounts", "ports", "command"):
+        assert container[part] == server[part]
+
+
 def test_the_picker_has_the_label_of_its_chart() -> None:
     """The chart llm-d-router-gateway labels the pods of a release NAME so; the pool names its service."""
     *_, pool = documents("orca-jax.yaml")
