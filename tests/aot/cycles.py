@@ -160,22 +160,23 @@ def measure(generation: str, case: Case) -> Iterator[dict[str, Any]]:
 
 def measure_states(generation: str) -> Iterator[dict[str, Any]]:
     """Measure the cycles of a chunk of the delta rule, for the heads of one program."""
-    from orca_jax.kernels.linear_state.tpu_chunks import HEADS
+    from orca_jax.kernels.linear_state.tpu_chunks import PAIRS
     from orca_jax.kernels.linear_state.triangles import CHUNK
     from tests.aot.models import DELTA_RULE
     from tests.aot.tpu import compile_states
 
     keys, values = DELTA_RULE.keys, DELTA_RULE.values
+    heads = PAIRS * DELTA_RULE.heads // (DELTA_RULE.pairs or DELTA_RULE.heads)
     with TemporaryDirectory() as folder:
         os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         compile_states(generation, DELTA_RULE, rows=64, tokens=2048)
         cycles = bundles(_schedule(folder, "state_chunks"), "vmat")
     # Vectors in float32; products with keys, with the state, with pairs of tokens, and of the new state.
-    num_bytes = 8 * HEADS * CHUNK * (keys + values)
-    flops = 2 * HEADS * CHUNK * (2 * CHUNK * keys + 3 * keys * values + 2 * CHUNK * values)
+    num_bytes = 8 * CHUNK * (PAIRS * keys + heads * values)
+    flops = 2 * heads * CHUNK * (2 * CHUNK * keys + 3 * keys * values + 2 * CHUNK * values)
     yield {
         "kernel": "state_chunks",
-        "heads": f"delta rule, {HEADS} heads",
+        "heads": f"delta rule, {heads} heads",
         "for": generation,
         "bytes": num_bytes,
         "flops": flops,

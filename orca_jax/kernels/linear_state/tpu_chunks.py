@@ -32,7 +32,8 @@ from orca_jax.kernels.linear_state.triangles import CHUNK, inverse, joined, prod
 from orca_jax.kernels.state_rows import StateRows
 from orca_jax.kernels.work_list import lay_out
 
-HEADS = 8  # of a program: a tile
+PAIRS = 8  # queries and keys of a program: a tile
+_MOST_HEADS = 32  # of a program
 _TURNS = 4  # heads that take turns: more would need more registers than there are
 _LANES = 128
 _VMEM_LIMIT = 32 << 20
@@ -55,9 +56,11 @@ class _Items(NamedTuple):
 
 def takes(num_heads: int, keys: int, values: int) -> bool:
     """True if states of this shape fill whole tiles."""
-    return keys % _LANES == values % _LANES == 0 and (
-        num_heads % HEADS == 0 or num_heads in (1, 2, 4)
-    )
+    return keys % _LANES == values % _LANES == 0 and _fills_tiles(num_heads)
+
+
+def _fills_tiles(heads: int) -> bool:
+    return heads % PAIRS == 0 or heads in (1, 2, 4)
 
 
 def chunks(
@@ -69,7 +72,7 @@ def chunks(
     """The results of the requests with several tokens, written to `out`, and their states.
 
     Args:
-        heads: at least `CHUNK` tokens.
+        heads: at least `CHUNK` tokens. Heads that share a query and a key are in one program.
         states, rows: see `linear_state`; `takes` must accept the shape of a state.
         out: the results of the other requests.
     """
@@ -79,7 +82,10 @@ def chunks(
         tpu=partial(_launch, interpret=False),
         default=partial(_launch, interpret=True),
     )
-    tokens = jax.tree.map(lambda x: x.swapaxes(0, 1), heads)
+    tokens: LinearTokens = jax.tree.map(lambda x: x.swapaxes(0, 1), heads)
+    pairs = tokens.q.shape[1]
+    if not _fills_tiles(pairs) or min(PAIRS, pairs) * tokens.sharing > _MOST_HEADS:
+        tokens = tokens.by_head()
     found: tuple[Array, Array] = lax.cond(
         total > 0,
         lambda out, states: run(total, items, tokens, out, states),
@@ -126,16 +132,17 @@ def _launch(
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """Run the kernel on at least one chunk."""
     num_heads, keys, values = states.shape[1:]
-    size = min(HEADS, num_heads)
+    pairs = min(PAIRS, tokens.q.shape[1])
+    size = pairs * tokens.sharing
 
     def numbers(x: Float[Array, "T H"]) -> Float[Array, "J T 1 B"]:
         return x.reshape(len(x), -1, 1, size).swapaxes(0, 1)
 
-    def of_tokens(width: int) -> pl.BlockSpec:
+    def of_tokens(count: int, width: int) -> pl.BlockSpec:
         def index(block: Array, item: Array, *refs: Ref) -> tuple[Any, ...]:
-            return _Items(*refs).place[item], block * size, 0
+            return _Items(*refs).place[item], block * count, 0
 
-        return pl.BlockSpec((pl.Element(CHUNK), pl.Element(size), pl.Element(width)), index)
+        return pl.BlockSpec((pl.Element(CHUNK), pl.Element(count), pl.Element(width)), index)
 
     def of_state(name: str) -> pl.BlockSpec:
         def index(block: Array, item: Array, *refs: Ref) -> tuple[Any, ...]:
@@ -149,7 +156,8 @@ def _launch(
     )
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     given = [tokens.q, tokens.k, tokens.v, numbers(tokens.decay)]
-    specs = [of_tokens(keys), of_tokens(keys), of_tokens(values), of_numbers]
+    of_keys = of_tokens(pairs, keys)
+    specs = [of_keys, of_keys, of_tokens(size, values), of_numbers]
     if tokens.beta is not None:
         given.append(numbers(tokens.beta))
         specs.append(of_numbers)
@@ -187,7 +195,8 @@ def _kernel(*refs: Ref, has_beta: bool) -> None:
     items = _Items(*refs[:8])
     q, k, v, decay, *betas, _, old, out, new, state, results, sem = refs[8:]
     item = pl.program_id(1)
-    size = q.shape[1]
+    size = v.shape[1]
+    sharing = size // q.shape[1]
 
     @pl.when(items.is_first[item] > 0)
     def _begin() -> None:
@@ -201,7 +210,9 @@ def _kernel(*refs: Ref, has_beta: bool) -> None:
     slot = lax.rem(item, 2)
 
     def turns(head: int) -> Iterator[None]:
-        own = _OwnTokens(*(jnp.where(is_own, x[:, head], 0.0) for x in (q, k, v)))
+        pair = head // sharing
+        vectors = q[:, pair], k[:, pair], v[:, head]
+        own = _OwnTokens(*(jnp.where(is_own, each, 0.0) for each in vectors))
         scale = None if beta is None else beta[:, head : head + 1]
         there = results.at[slot, :, head]
         return _advance(own, since.of_head(head), scale, state.at[head], there)

@@ -45,16 +45,17 @@ def attend(
         chunks: the second part, by a kernel; None: `_chunks`.
         room: tokens of zeros that the kernels get after the last one.
     """
-    tokens = tokens.by_head()
+    if tokens.group is not None:
+        tokens = tokens.by_head()
     num_tokens = tokens.q.shape[0]
 
-    def by_head(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
+    def heads_first(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
         wide = x.astype(jnp.float32).swapaxes(0, 1)
         if not room:
             return wide
         return jnp.pad(wide, ((0, 0), (0, room), *((0, 0),) * (x.ndim - 2)))
 
-    heads = jax.tree.map(by_head, tokens)
+    heads = jax.tree.map(heads_first, tokens)
     out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
         out, states = (chunks or _chunks)(heads, states, rows, out)
@@ -87,7 +88,12 @@ def first_tokens(heads: LinearTokens, rows: StateRows) -> tuple[StateRows, Linea
     token: LinearTokens = jax.tree.map(
         lambda each: each.at[:, rows.query_start].get(mode="clip").swapaxes(0, 1), heads
     )
-    return rows, token
+    return rows, token.by_head()
+
+
+def _heads_first(x: Array) -> Array:
+    """Tokens and heads in the other order."""
+    return x.swapaxes(0, 1)
 
 
 def _chunks(
@@ -97,6 +103,7 @@ def _chunks(
     out: Float[Array, "H T V"],
 ) -> tuple[Float[Array, "H T V"], Float[Array, "N H K V"]]:
     """The results of the requests with several tokens, added to `out`."""
+    heads = jax.tree.map(_heads_first, jax.tree.map(_heads_first, heads).by_head())
     num_tokens = heads.q.shape[1]
     size = min(CHUNK, num_tokens)
     count = jnp.where(rows.query_len > 1, -(-rows.query_len // size), 0)

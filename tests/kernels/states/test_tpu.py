@@ -16,6 +16,7 @@ WIDE = Load((1, 1, 1, 5), heads=16, values=128)  # single tokens by the kernel, 
 QUICK = {
     "single tokens": WIDE,
     "ragged rows": Load((1, 1, 3, 9, 128, 131), heads=2, keys=128, values=128),
+    "shared keys": Load((1, 1, 130), heads=4, keys=128, values=128, pairs=2),
 }
 SLOW = {
     "added values": Load((1, 1), heads=16, values=128, has_beta=False),
@@ -23,6 +24,9 @@ SLOW = {
     "fewer tokens than a chunk": Load((1, 2, 40), heads=1, keys=128, values=128),
     "two blocks of heads": Load((1, 150), heads=16, keys=128, values=128),
     "added values of prompts": Load((1, 70, 129), 2, 128, 128, has_beta=False),
+    "two blocks of shared keys": Load((1, 150), heads=32, keys=128, values=128, pairs=16),
+    "keys of no whole tile": Load((1, 150), heads=24, keys=128, values=128, pairs=12),
+    "keys of many heads": Load((1, 150), heads=64, keys=128, values=128, pairs=1),
     "256 keys": Load((1, 150), 2, 256, 128, has_beta=False),
 }
 ONE = (1, 150)
