@@ -1,11 +1,49 @@
-"""Tests that can see a change of a module: its folder's, those that import it, and those whose helpers do."""
+"""Tests that can see a change of a module: those that run its line, its folder's, and those that import it."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.mutants.mutations import Mutant
+from tests.mutants.seen import Seen
 from tests.project.source import ROOT, SourceFile, python_files, source_file
+
+MOST_TESTS = 200
+"""Names of more would be too long for a command."""
+
+
+def chosen(mutant: Mutant, seen: Seen, seconds: float) -> list[str]:
+    """Names of tests, each run of which takes at most so long in all; none if no test runs the line.
+
+    First come those that run the line, the nearest and quickest ones before others; then others that import the module:
+    a test may use what an earlier one has built. Code that runs when the module is imported counts as all of its lines.
+    """
+    file = mutant.file
+    lines = mutant.lines()
+    running = seen.tests(file.path, lines or range(1, file.num_lines + 1))
+    if lines and not running:
+        return []
+    near = set(near_tests(file))
+    others = (test for test in seen.seconds if test not in running and _path(test) in near)
+
+    def place(test: str) -> tuple[object, ...]:
+        return _distance(source_file(Path(_path(test))), file)[:3], seen.seconds[test], test
+
+    return list(_within(seconds, seen, [*sorted(running, key=place), *sorted(others, key=place)]))
+
+
+def _within(seconds: float, seen: Seen, tests: Iterable[str]) -> Iterator[str]:
+    """As many of the tests as the time allows, and at least one."""
+    for number, test in enumerate(tests):
+        seconds -= seen.seconds[test]
+        if number and (seconds < 0 or number >= MOST_TESTS):
+            return
+        yield test
+
+
+def _path(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def near_tests(file: SourceFile) -> list[str]:
@@ -19,16 +57,18 @@ def near_tests(file: SourceFile) -> list[str]:
     ]
     if not found:
         found = [test for test in _test_files() if test.path.is_relative_to(folder)]
-
-    def distance(test: SourceFile) -> tuple[bool, bool, bool, str]:
-        is_near = test.path.is_relative_to(folder)
-        is_named = test.path.stem == f"test_{file.path.stem}"
-        return not (is_named and is_near), not is_near, not _names(test, file.module), str(test)
-
-    return [str(test) for test in sorted(found, key=distance)]
+    return [str(test) for test in sorted(found, key=lambda test: _distance(test, file))]
 
 
-def _folder(parts: Sequence[str]) -> Path:
+@cache
+def _distance(test: SourceFile, file: SourceFile) -> tuple[bool, bool, bool, str]:
+    is_near = test.path.is_relative_to(_folder(file.path.parts[1:-1]))
+    is_named = test.path.stem == f"test_{file.path.stem}"
+    return not (is_named and is_near), not is_near, not _names(test, file.module), str(test)
+
+
+@cache
+def _folder(parts: tuple[str, ...]) -> Path:
     """Folder of tests for a folder of the package: of its whole path, or of the longest part that there is."""
     for end in range(len(parts), 0, -1):
         for start in range(end):
