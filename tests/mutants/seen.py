@@ -1,6 +1,7 @@
 """Which default tests run each line of the package, and the share of its branches that they take.
 
     python -m tests.mutants.seen [FOLDER ...]
+    python -m tests.mutants.seen --report
 
 It runs the tests of the folders, or all, under `coverage`, which is no dependency: pip install coverage. What it found
 stays in `runs/mutants`, and the same folders replace it. Lines of a process belong to the test that started it.
@@ -12,9 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.project.source import PACKAGE, ROOT
 
 STORED = ROOT / "runs" / "mutants"
 SECONDS = "seconds.json"
+COUNTED = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 OPTIONS = f"""[run]
 branch = true
 parallel = true
@@ -116,8 +120,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run(tests: Sequence[str], stored: Path = STORED) -> int:
-    """Run tests, and keep what they have seen in a folder of their names."""
-    folder = stored / "+".join(tests or ["tests"]).replace("/", ".")
+    """Run tests, and keep what they have seen in a folder of its own."""
+    folder = stored / sha256(" ".join(tests).encode()).hexdigest()[:16]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     options = folder / "options.ini"
@@ -129,15 +133,38 @@ def run(tests: Sequence[str], stored: Path = STORED) -> int:
     return done.returncode
 
 
+def report(stored: Path = STORED) -> None:
+    """Print the shares of statements and branches that tests run, of each folder of the package and of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = f"--data-file={folder}/.coverage"
+        _coverage("combine", data, "--keep", "-q", *map(str, stored.glob("*/.coverage")))
+        _coverage("json", data, "-q", f"-o{folder}/report.json", f"--include={PACKAGE}/*")
+        files = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))["files"]
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, file in files.items():
+        for name in ("all", Path(path).relative_to("orca_jax").parts[0]):
+            totals[name].update({each: file["summary"][each] for each in COUNTED})
+    print("| folder | statements | branches |\n|---|---|---|")
+    for name, total in sorted(totals.items()):
+        lines = total["covered_lines"] / max(total["num_statements"], 1)
+        branches = total["covered_branches"] / max(total["num_branches"], 1)
+        print(f"| {name} | {lines:.1%} | {branches:.1%} |")
+
+
 def _coverage(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=True)
 
 
 def main() -> int:
-    """Run the tests."""
+    """Run the tests, or print what earlier runs have seen."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.seen", description=__doc__)
     parser.add_argument("tests", nargs="*", metavar="FOLDER", help="folders of tests, or files")
-    return run(parser.parse_args().tests)
+    parser.add_argument("--report", action="store_true", help="print shares, and run nothing")
+    args = parser.parse_args()
+    if args.report:
+        report()
+        return 0
+    return run(args.tests)
 
 
 if __name__ == "__main__":
