@@ -1,8 +1,10 @@
 """Tests that can see a change of a module: those that run its line, its folder's, and those that import it."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from tests.mutants.mutations import Mutant
@@ -14,10 +16,11 @@ MOST_TESTS = 200
 
 
 def chosen(mutant: Mutant, seen: Seen, seconds: float) -> list[str]:
-    """Names of tests, each run of which takes at most so long in all; none if no test runs the line.
+    """Names of tests that take at most so long in all; none if no test runs the line.
 
-    First come those that run the line, the nearest and quickest ones before others; then others that import the module:
-    a test may use what an earlier one has built. Code that runs when the module is imported counts as all of its lines.
+    First come those that run the line, then others that import the module: a test may use what an earlier one has
+    built. Of both, the quickest case of each test comes first, and then the second one of each. Code that runs when
+    the module is imported counts as all of its lines.
     """
     file = mutant.file
     lines = mutant.lines()
@@ -25,21 +28,29 @@ def chosen(mutant: Mutant, seen: Seen, seconds: float) -> list[str]:
     if lines and not running:
         return []
     near = set(near_tests(file))
-    others = (test for test in seen.seconds if test not in running and _path(test) in near)
+    others = [test for test in seen.seconds if test not in running and _path(test) in near]
+    in_order = [*_by_round(running, file, seen), *_by_round(others, file, seen)]
+    return list(islice(_within(seconds, seen, in_order), MOST_TESTS))
 
-    def place(test: str) -> tuple[object, ...]:
-        return _distance(source_file(Path(_path(test))), file)[:3], seen.seconds[test], test
 
-    return list(_within(seconds, seen, [*sorted(running, key=place), *sorted(others, key=place)]))
+def _by_round(tests: Iterable[str], file: SourceFile, seen: Seen) -> list[str]:
+    """The quickest case of each test, then the second one of each: in each round the nearest tests first."""
+    rounds = Counter[str]()
+    places: dict[str, tuple[object, ...]] = {}
+    for test in sorted(tests, key=lambda test: (seen.seconds[test], test)):
+        function = test.partition("[")[0]
+        distance = _distance(source_file(Path(_path(test))), file)[:3]
+        places[test] = rounds[function], distance, seen.seconds[test], test
+        rounds[function] += 1
+    return sorted(places, key=places.__getitem__)
 
 
 def _within(seconds: float, seen: Seen, tests: Iterable[str]) -> Iterator[str]:
-    """As many of the tests as the time allows, and at least one."""
+    """The tests for which there is time, and the first one in any case."""
     for number, test in enumerate(tests):
-        seconds -= seen.seconds[test]
-        if number and (seconds < 0 or number >= MOST_TESTS):
-            return
-        yield test
+        if number == 0 or seen.seconds[test] <= seconds:
+            seconds -= seen.seconds[test]
+            yield test
 
 
 def _path(test: str) -> str:
