@@ -92,17 +92,11 @@ class Copy:
 
     def _status(self, tests: Sequence[str], seconds: float) -> int:
         """Run tests in a group of processes, of which none is left."""
-        options = [
-            "-q",
-            "-x",
-            "-n",
-            "0",
-            "--timeout=60",
-            "-o",
-            f"cache_dir={ROOT / '.pytest_cache'}",
-        ]
+        names = self.root / "names.txt"  # some are too long for a command
+        names.write_text("\n".join(tests), encoding="utf-8")
+        options = f"-q -x -n 0 --timeout=60 -o cache_dir={ROOT}/.pytest_cache @{names}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *tests],
+            [sys.executable, "-m", "pytest", *options.split()],
             cwd=self.root,
             env={**os.environ, "PYTHONPATH": str(self.root)},
             stdout=subprocess.DEVNULL,

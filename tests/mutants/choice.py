@@ -12,7 +12,7 @@ from tests.mutants.seen import Seen
 from tests.project.source import ROOT, SourceFile, python_files, source_file
 
 MOST_TESTS = 200
-"""Names of more would be too long for a command."""
+"""More take long to begin."""
 
 
 def chosen(mutant: Mutant, seen: Seen, seconds: float) -> list[str]:
