@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -170,7 +170,11 @@ def run(mutants: Sequence[Mutant], outcomes: Outcomes, seconds: float, jobs: int
     with ExitStack() as stack:
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(jobs)]
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(work, folders))
+            try:
+                list(pool.map(work, folders))
+            finally:  # an interrupted command begins no further one
+                with turn:
+                    deque(left, maxlen=0)
 
 
 def row(mutant: Mutant, outcome: str) -> str:
