@@ -15,6 +15,7 @@ import pytest
 from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
+from orca_jax.link.process_link import EngineLink
 from orca_jax.link.supervisor import HangDetector
 from orca_jax.link.watch import (
     LONGEST_BEAT,
@@ -75,6 +76,15 @@ def test_the_system_counts_starvation_of_each_thread(pid: int | str) -> None:
         seconds >= 0 for seconds in found.values()
     )
     assert StarvedThreads(2**30).seconds() == {}, "there is no such process, or no /proc"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
+@pytest.mark.anyio
+async def test_a_link_knows_the_threads_of_an_engine_that_has_started() -> None:
+    link = EngineLink(lambda message: None)
+    assert link.starved_seconds() == {}
+    link._threads = StarvedThreads("self")
+    assert len(link.starved_seconds()) >= threading.active_count()
 
 
 def test_a_wait_counts_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

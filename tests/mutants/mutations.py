@@ -46,6 +46,17 @@ class Mutant:
         """Path and line."""
         return f"{self.file}:{self.node.lineno}"
 
+    def lines(self) -> range | None:
+        """Lines of its code; None if this runs when the module is imported."""
+        if self.node.end_lineno is None or not self._is_in_a_function():
+            return None
+        return range(self.node.lineno, self.node.end_lineno + 1)
+
+    def _is_in_a_function(self) -> bool:
+        line = self.node.lineno
+        functions = self.file.functions()
+        return any(each.body[0].lineno <= line <= (each.end_lineno or 0) for each in functions)
+
     @property
     def old(self) -> str:
         """The code that is replaced."""

@@ -10,6 +10,7 @@ import pytest
 from orca_jax.text.tokenizer import ByteTokenizer
 from orca_jax.values.request import SamplingParams
 from tests.openai.shapes import check_response
+from tests.serve.played import call, saying
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server, running
 from tests.sim.oracle import toy_generate
 
@@ -396,6 +397,16 @@ def test_structured_completions(server: Server) -> None:
         "x", structured_outputs={"choice": ["left", "right"]}, max_tokens=20, n=4, seed=1
     )
     assert {choice["text"] for choice in answer.json()["choices"]} <= {"left", "right"}
+
+
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_prompts_times_candidates_have_a_limit(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setattr("orca_jax.serve.openai.completions.MAX_ANSWERS", 4)
+    answer, link = call(saying("x"), prompt=["a", "b"], **{field: 2})
+    assert answer.status_code == 200 and len(link.submitted) == 4
+    answer, link = call(saying("x"), prompt=["a", "b", "c"], **{field: 2})
+    assert answer.status_code == 400 and not link.submitted
+    assert answer.json()["error"]["param"] == field
 
 
 def test_every_answer_is_in_shape(server: Server) -> None:

@@ -151,6 +151,8 @@ def test_dimensions_are_those_of_the_model(tmp_path: Path) -> None:
         )
     answer, _, _ = post({"input": "x", "dimensions": 4}, dimensions=())
     assert answer.status_code == 400 and "at most 3" in answer.json()["error"]["message"]
+    answer, _, _ = post({"input": "x", "dimensions": 3, "normalize": False}, dimensions=())
+    assert answer.json()["data"][0]["embedding"] == list(VECTOR)
 
 
 class MarkingTokenizer(ByteTokenizer):

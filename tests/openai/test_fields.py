@@ -3,12 +3,14 @@
 import json
 import threading
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from msgspec import inspect
 
 from orca_jax.serve.openai.schema import (
     PARSERS,
@@ -217,3 +219,34 @@ def test_the_document_and_the_tables_have_the_same_fields(server: Server) -> Non
         schema = schemas[parser.kind.__name__]
         assert set(schema["properties"]) == {*parser.kind.__struct_fields__, *parser.unused}
         assert schema["additionalProperties"] == {"type": "null"}
+
+
+WITHOUT_A_BOUND = {"allowed_token_ids", "instructions"}
+"""Lists that only the number of all values in a body bounds."""
+
+
+def lists(
+    kind: inspect.Type, name: str, known: set[type]
+) -> Iterator[tuple[str, inspect.ListType]]:
+    """The types of lists within a type, each with the name of its field."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from lists(inner, name, known)
+        case inspect.UnionType(types=types):
+            for one in types:
+                yield from lists(one, name, known)
+        case inspect.ListType(item_type=item):
+            yield name, kind
+            yield from lists(item, name, known)
+        case inspect.StructType(cls=cls, fields=fields) if cls not in known:
+            known.add(cls)
+            for field in fields:
+                yield from lists(field.type, field.name, known)
+
+
+def test_every_list_of_a_body_has_a_bound() -> None:
+    known = set[type]()
+    kinds = [inspect.type_info(parser.kind) for parser in PARSERS.values()]
+    found = [each for kind in kinds for each in lists(kind, "", known)]
+    assert len(found) > 50
+    assert {name for name, kind in found if kind.max_length is None} == WITHOUT_A_BOUND

@@ -100,6 +100,17 @@ def test_calls_of_the_tokenizer_that_hang_delay_no_other_call() -> None:
         end.set()
 
 
+def test_special_tokens_are_known_by_their_texts() -> None:
+    async def act() -> None:
+        config = ServerConfig(EngineConfig(model="m"))
+        service = Service(EngineClient(config), config, ServerObserver(config))
+        await service.set_ready(READY)
+        service.close()
+        assert service.model.specials == {"<|end|>": 256}
+
+    asyncio.run(act())
+
+
 def test_an_engine_may_be_ready_before_the_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """`set_ready` takes the texts while `read_texts` waits for them."""
     go_on = threading.Event()

@@ -32,6 +32,32 @@ FROM_LITELLM: dict[str, Any] = {
 FUNCTION = {"name": "clock", "arguments": "{}"}
 TOOL_CALL = {"id": "c1", "type": "function", "function": FUNCTION}
 
+ITEMS = (
+    "InputMessage InputCall CallOutput CustomCall CustomOutput LocalShellCall LocalShellOutput PatchCall ShellCall "
+    "ShellOutput ProgramCall ProgramOutput McpCall CodeCall FileSearchCall InputReasoning"
+)
+BLOCKS = "TextBlock DocumentBlock SearchResultBlock ToolUseBlock ToolResultBlock ThinkingBlock RedactedBlock"
+NOTHING_ASKED: list[tuple[str, Any, str]] = [
+    ("allowed_callers", ["direct"], "CustomTool"),
+    ("annotations", [], "AssistantMessage TextPart OutputText"),
+    ("async", False, "FlatFunction"),
+    ("citations", [], f"AssistantMessage TextPart {BLOCKS}"),
+    ("defer_loading", False, "CustomTool FlatFunction"),
+    ("display", "summarized", "ThinkingConfig"),
+    ("eager_input_streaming", True, "CustomTool"),
+    ("images", [], "AssistantMessage"),
+    ("include_obfuscation", False, "ResponseStreamOptions"),
+    ("input_examples", [], "CustomTool"),
+    ("is_error", False, "ToolMessage ToolResultBlock"),
+    ("logprobs", [], "OutputText"),
+    ("output_config", {}, "TurnMessage"),
+    ("partial", False, "AssistantMessage"),
+    ("prefix", False, "AssistantMessage"),
+    ("status", "completed", ITEMS),
+    ("verbosity", "medium", "TextSettings"),
+]
+"""A field, the value at which it asks for nothing, and the objects that have it."""
+
 
 def parse_chat(*messages: dict[str, Any], **fields: Any) -> tuple[Any, Ignored]:
     return chat_parser.parse(
@@ -124,6 +150,18 @@ def test_extra_keys_of_messages(message: dict[str, Any], names: str) -> None:
     request, ignored = parse_chat(message)
     assert ignored == Ignored(tuple(f"messages.{name}" for name in names.split()))
     assert len(request.messages) == 1
+
+
+def test_values_that_ask_for_nothing_are_not_reported() -> None:
+    expected = {
+        (kind, name, repr(value)) for name, value, kinds in NOTHING_ASKED for kind in kinds.split()
+    }
+    fields = [
+        (kind, name, field) for kind, unused in NESTED.items() for name, field in unused.items()
+    ]
+    assert {
+        (kind, name, repr(value)) for kind, name, field in fields for value in field.values
+    } == (expected)
 
 
 def test_extra_keys_at_every_level() -> None:

@@ -63,6 +63,7 @@ WISHES: list[tuple[dict[str, Any], CacheHints]] = [
         {"kv_hints": retained(scope="s", directives=[{"start": 2, "end": 8, "priority": 80, "duration": 5}])},
         CacheHints("s", wishes=(CacheWish(2, 8, 5.0, 80),)),
     ),
+    ({"kv_hints": retained(directives=[{"end": 8, "priority": 80}])}, CacheHints(wishes=(CacheWish(0, 8, None, 80),))),
     (
         {"kv_hints": retained(priority=3, ttl_seconds=2.5, block_hashes=["1"])},
         CacheHints(wishes=(CacheWish(ttl=2.5, priority=3),)),

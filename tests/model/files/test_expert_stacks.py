@@ -26,6 +26,7 @@ from orca_jax.model.matrices.few_bits import PackedBitsMatrix
 from orca_jax.model.matrices.quantise import expand
 from orca_jax.model.matrices.scaled import QuantisedExperts
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.published.mxfp4 import Mxfp4Bits
 from orca_jax.model.stages import whole
 from orca_jax.model.weight_files import SINGLE
 from orca_jax.tools.plan.memory import stage_weights
@@ -48,6 +49,7 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     file = LocalFile(descriptor)
     matrix = Mxfp4Matrix("x", 2, 32, DTYPES["BF16"], file, 0, 32, file)
+    assert Mxfp4Bits(matrix, None).form.is_wide, "a power of two may be below those of float16"
     values = np.empty((2, 32), matrix.dtype)
     matrix.read_into(0, values)
     assert values[0, :10].astype(float).tolist() == [

@@ -169,6 +169,15 @@ def test_an_image_in_a_result_is_a_placeholder_and_named(result: dict[str, Any])
     assert ignored.unknown == ("input.output.input_image",) and own_items(call)
 
 
+def test_an_image_that_a_program_has_drawn_is_a_placeholder_and_named() -> None:
+    fields, _ = BOTH["code_interpreter_call"]
+    outputs = [*fields["outputs"], {"type": "image", "url": "x"}]
+    item = {**fields, "type": "code_interpreter_call", "outputs": outputs}
+    _, ignored = parsed(input=[item])
+    assert ignored.unknown == ("input.outputs.image",)
+    assert messages(item)[-1]["content"] == "seen\n[image left out: the model reads text only]"
+
+
 @pytest.mark.conforms("responses.input")
 def test_a_text_file_in_a_result_is_its_text() -> None:
     data = "data:text/plain;base64,c2Vlbg=="

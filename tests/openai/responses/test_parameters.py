@@ -98,6 +98,27 @@ def test_a_wrong_value_is_named(field: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("field", "longest", "longer"),
+    [
+        ("safety_identifier", "s" * 1024, "s" * 1025),
+        ("metadata", {"k": "v" * 512}, {"k": "v" * 513}),
+        ("metadata", {"k" * 64: "v"}, {"k" * 65: "v"}),
+        (
+            "metadata",
+            dict.fromkeys(map(str, range(16)), "v"),
+            dict.fromkeys(map(str, range(17)), "v"),
+        ),
+    ],
+    ids=["text", "value", "key", "keys"],
+)
+def test_texts_of_clients_have_a_length(field: str, longest: Any, longer: Any) -> None:
+    answer, link = respond(saying("x"), **{field: longer})
+    assert answer.status_code == 400 and not link.submitted
+    assert answer.json()["error"]["param"].startswith(field)
+    assert respond(saying("x"), **{field: longest})[0].json()[field] == longest
+
+
 def test_a_limit_of_zero_is_named_as_in_the_body() -> None:
     error = respond("x", max_output_tokens=0)[0].json()["error"]
     assert error["param"] == "max_output_tokens" and error["message"].startswith(

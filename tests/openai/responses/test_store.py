@@ -4,16 +4,19 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from orca_jax.serve.openai.responses.items import CallItem
 from orca_jax.serve.openai.responses.store import (
     ResponseStore,
     StoredResponse,
+    as_input,
     new_id,
     stored_response,
     with_ids,
 )
-from orca_jax.serve.openai.schema.input_items import InputMessage
+from orca_jax.serve.openai.schema.input_items import InputCall, InputMessage
 from orca_jax.serve.openai.schema.limits import MAX_MESSAGES
 from orca_jax.serve.openai.schema.responses import InputItem
 from tests.serve.played import Stage, on_stage, saying
@@ -113,6 +116,12 @@ def test_many_items_are_found_in_one_reading(monkeypatch: pytest.MonkeyPatch) ->
     found = store.items(None, [*(f"i{i}" for i in range(0, 100, 2)), "out_2", "lost"])
     assert len(found) == 51 and found["i98"] == InputMessage("user", "98", "i98")
     assert len(readings) == 2
+
+
+@pytest.mark.parametrize(("namespace", "expected"), [("crm", "crm"), (msgspec.UNSET, None)])
+def test_a_call_keeps_its_namespace(namespace: Any, expected: str | None) -> None:
+    call = CallItem("fc_1", "c1", "find", "{}", "completed", namespace)
+    assert as_input(call) == InputCall("c1", "find", "{}", expected, "fc_1")
 
 
 def test_ids_are_random() -> None:

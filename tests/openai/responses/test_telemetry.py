@@ -67,3 +67,14 @@ def test_rates_are_of_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         "prompt_n": 100, "prompt_ms": 2000, "prompt_per_token_ms": 20, "prompt_per_second": 50,
         "predicted_n": 5, "predicted_ms": 500, "predicted_per_token_ms": 100, "predicted_per_second": 10,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_rates_of_few_tokens(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    clock = iter([0.0, 2.0, 2.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    usage = Usage(10 + count, count, 10 + 2 * count, PromptDetails(10))
+    telemetry = Telemetry(lambda: usage, has_timings=True, has_progress=True)
+    telemetry.progress()
+    timings = telemetry.timings()["timings"]
+    assert (timings["prompt_per_token_ms"], timings["predicted_per_token_ms"]) == (2000, 500)

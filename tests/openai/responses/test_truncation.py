@@ -96,9 +96,7 @@ def test_the_cuts_of_a_very_long_conversation_are_made_when_they_are_tried() -> 
 @pytest.mark.parametrize("limit", [None, 16])
 def test_a_long_conversation_is_answered(limit: int | None) -> None:
     """As few turns leave as needed, and the smaller of the limit and a quarter of the context is left."""
-    turns = [
-        one for number in range(20) for one in (user(f"<{number}>" + "x" * 90), assistant("y"))
-    ]
+    turns = [one for number in range(60) for one in (user(f"<{number}>" + "x" * 9), assistant("y"))]
     fields: dict[str, Any] = {
         "input": [*turns, user("last")],
         "instructions": "keep me",
@@ -112,8 +110,8 @@ def test_a_long_conversation_is_answered(limit: int | None) -> None:
     assert answer.status_code == 200 and answer.json()["truncation"] == "auto"
     prompt = prompt_of(link)
     room = CONTEXT - (16 if limit else CONTEXT // 4)
-    assert room - 120 < len(link.submitted[0].prompt_ids) <= room
-    assert "keep me" in prompt and "last" in prompt and "<19>" in prompt and "<0>" not in prompt
+    assert room - 45 < len(link.submitted[0].prompt_ids) <= room
+    assert "keep me" in prompt and "last" in prompt and "<59>" in prompt and "<0>" not in prompt
 
 
 def test_a_conversation_that_is_too_long_to_be_rendered_is_answered() -> None:
