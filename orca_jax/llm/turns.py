@@ -170,6 +170,12 @@ class Turns:
         """
         self._dropped.extend(request_ids)
 
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End open requests with the reason "abort"; their callers get what they have."""
+        with self.turn():
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+
     def step(self, is_done: Callable[[], bool] = lambda: False) -> None:
         """Run one iteration if there is work; its updates may belong to any open call.
 
