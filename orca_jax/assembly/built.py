@@ -55,6 +55,8 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     prepare_update: PrepareUpdate  # see `assembly.weights`
+    # of all weights, sharded; None: they cannot be replaced
+    weight_shapes: Callable[[], Any] | None = None
     executor_config: ExecutorConfig | None = None  # None for the toy
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     read_adapter: AdapterReader | None = None  # None: the engine has no adapters

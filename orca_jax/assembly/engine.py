@@ -148,11 +148,12 @@ class _EngineBuild:
         engine = join_parts(executor, scheduler, pool, header, local.adapters)
         attach_tiers(engine, local, tiers, launches)
         reader = adapter_reader(placed.config, resolved.lora, resolved.dtype)
-        prepare_update: PrepareUpdate
-        if refusal(facts, "update"):
-            prepare_update = partial(refuse_update, facts)
-        else:
-            prepare_update = WeightUpdater(placed, local, found.source).prepare
+        prepare_update: PrepareUpdate = partial(refuse_update, facts)
+        weight_shapes = None
+        if not refusal(facts, "update"):
+            updater = WeightUpdater(placed, local, found.source)
+            prepare_update = updater.prepare
+            weight_shapes = updater.shapes
         return Built(
             engine=engine,
             tokenizer=found.tokenizer,
@@ -164,6 +165,7 @@ class _EngineBuild:
             summary=summary_of(header, pool, self._times.report(), placed, implementation),
             executor_config=resolved,
             prepare_update=prepare_update,
+            weight_shapes=weight_shapes,
             directory=found.texts,
             proposer=proposer,
             self_tests=outcome.tests,

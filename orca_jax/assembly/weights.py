@@ -75,6 +75,19 @@ class WeightUpdater:
         """The shapes of all parameters. It takes as long as tracing the constructor of the model."""
         return self._placed.weights.of_model(self._placed.mesh)
 
+    def shapes(self) -> dict[str, Any]:
+        """The shapes of all parameters in a tree, without padding, and how they are sharded."""
+        flat: dict[Keys, Any] = {}
+        for keys, variable in nnx.to_flat_state(self._of_model):
+            found = plain_shape(variable)
+            shape = found.shape
+            if keys[-1] == "table":  # with rows for the devices
+                shape = (min(shape[0], self._placed.config.vocab_size), *shape[1:])
+            flat[tuple(map(str, keys))] = jax.ShapeDtypeStruct(
+                shape, found.dtype, sharding=found.sharding
+            )
+        return nested(flat)
+
     def prepare(self, source: Any) -> PutInPlace:
         """Check new weights, and return the function that puts them in place.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from orca_jax.link.changes.asked import SLEEP_TAGS
 from orca_jax.link.client import EngineClient, OpenCall
@@ -269,10 +269,7 @@ class AsyncLLM:
             EngineError: the engine has ended.
         """
         client, _ = self._parts()
-        if mode not in get_args(PauseMode):
-            message = f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}"
-            raise ConfigError(message, param="mode")
-        await _asked(client.changes.pause(mode, clear_cache=clear_cache))
+        await _changed(client.changes.pause(mode, clear_cache=clear_cache))
 
     async def resume_generation(self) -> None:
         """End the pause: requests that waited are added. Raises EngineError if the engine has ended."""
@@ -296,10 +293,7 @@ class AsyncLLM:
             EngineError: the engine has ended.
         """
         client, _ = self._parts()
-        try:
-            await _asked(client.changes.sleep(level, mode))
-        except RequestError as error:
-            raise ConfigError(error.message, error.param) from None
+        await _changed(client.changes.sleep(level, mode))
 
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
         """Put back the weights, the pages ("kv_cache"), or both; with all of it there, requests that waited are added.
@@ -309,10 +303,7 @@ class AsyncLLM:
             EngineError: the engine has ended.
         """
         client, _ = self._parts()
-        try:
-            await _asked(client.changes.wake_up(SLEEP_TAGS if tags is None else tags))
-        except RequestError as error:
-            raise ConfigError(error.message, error.param) from None
+        await _changed(client.changes.wake_up(SLEEP_TAGS if tags is None else tags))
 
     async def is_sleeping(self) -> bool:
         """True while weights or pages are not on the devices."""
@@ -433,6 +424,14 @@ def _checked(
     elif not all(type(token) is int for token in prompt):
         raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
     return encoded(prompt, params, texts.tokenizer, add_special_tokens, texts.most_tokens)
+
+
+async def _changed(change: Awaitable[None]) -> None:
+    """Wait for a pause or sleep. Raises ConfigError if it is refused, and EngineError if the engine has ended."""
+    try:
+        await _asked(change)
+    except RequestError as error:
+        raise ConfigError(error.message, error.param) from None
 
 
 async def _asked[T](change: Awaitable[T]) -> T:

@@ -16,7 +16,6 @@ from orca_jax.llm.arguments import (
     PromptInput,
     as_list,
     check_pooling,
-    check_version,
     encode_prompt,
     engine_settings,
     ids_only,
@@ -27,6 +26,7 @@ from orca_jax.llm.arguments import (
 )
 from orca_jax.llm.chat import ChatTokenizer, Conversation, Conversations, as_conversations
 from orca_jax.llm.decide import DecisionTexts, scores_of
+from orca_jax.llm.driver import DrivenLLM
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
@@ -38,7 +38,6 @@ from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
 from orca_jax.text.work_threads import ENCODING, WorkThreads
 from orca_jax.values.errors import RequestError
-from orca_jax.values.lora_request import AdapterTree
 from orca_jax.values.request import Constraint, Pooling, SamplingParams, Urgency, of_candidate
 
 
@@ -52,7 +51,7 @@ class _CheckedPrompt(NamedTuple):
     constraints: Sequence[Constraint | None]  # of each candidate
 
 
-class LLM:
+class LLM(DrivenLLM):
     """An engine in this process that generates text. Dropping it frees the memory of the device, as `close` does.
 
     Any thread may call any method. Threads take turns at the engine, one iteration each, and an iteration serves the
@@ -179,21 +178,6 @@ class LLM:
     def unload_lora(self, lora_name: str) -> None:
         """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
         self._loras.unload(lora_name)
-
-    def update_lora(self, lora_name: str, params: Any, lora_alpha: float) -> int:
-        """Load an adapter from a tree, or replace it. Returns the version of later outputs.
-
-        Open requests keep the matrices with which they began. Nothing but those of the adapter is copied.
-
-        Args:
-            lora_name: the name for `LoRARequest(lora_name)`.
-            params: a tree of Tunix with `nnx.LoRAParam`; its other parameters are not read.
-            lora_alpha: the factor on both matrices is `lora_alpha` / rank.
-
-        Raises:
-            RequestError: the adapter does not fit, or cannot be loaded; the one in use is unchanged.
-        """
-        return self._loras.update(lora_name, AdapterTree(params, lora_alpha))
 
     def embed(
         self,
@@ -353,40 +337,6 @@ class LLM:
         ids = tuple(call.candidates)
         return text_pieces(call, added.candidates[0], turns.step, lambda: turns.drop(ids))
 
-    def update_params(
-        self, params: Any, version: int | None = None, *, abort_all_requests: bool = False
-    ) -> int:
-        """Replace the weights without compiling anything, and return their version, which outputs carry.
-
-        Requests of open iterators finish first, with the old weights, and the prefix cache is emptied. So no output
-        has tokens of two versions. The arrays are copied: the caller may donate them afterwards.
-
-        Args:
-            params: a state or module of `flax.nnx`, nested dicts, or the path of an Orbax checkpoint.
-            version: number of the new weights; None: the next one. Weights at the start have 0.
-            abort_all_requests: end open requests with the reason "abort" instead.
-
-        Raises:
-            ConfigError: the weights cannot be replaced, or a CheckpointError with all problems; they are unchanged.
-        """
-        self._turns.check_usable()
-        check_version(version)
-        put = self._built.prepare_update(params)
-        return self._turns.update_weights(
-            lambda: put(lambda: None), version, aborts=abort_all_requests
-        )
-
-    def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache, and return True, as vLLM does. Pages of `kv_disk` stay.
-
-        Requests of open iterators go on with their pages, which no other request finds.
-
-        Raises:
-            EngineError: the engine has failed or was closed.
-        """
-        self._turns.forget_prefixes()
-        return True
-
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
         self._turns.close(self._free)
@@ -425,7 +375,7 @@ class LLM:
         call = OfflineCall()
         added = list[OpenPrompt]()
         try:
-            with self._turns.turn():
+            with self._turns.entry():
                 call.weight_version = self.engine.weight_version
                 for index, one in enumerate(prepared):
                     added.append(self._add_one(call, index, one, urgency[index], adapters[index]))

@@ -106,6 +106,12 @@ class OpenCandidate:
             )
         return self.stream.finish_reason is not None
 
+    def note_weights(self, version: int) -> None:
+        """Note other weights for the tokens from now on."""
+        before = self.changes.items()
+        self.changes = {each: first for each, first in before if first < len(self.ids)}
+        self.changes[version] = len(self.ids)
+
     def finish(self, metrics: RequestMetrics | None) -> None:
         """End the candidate. With the last one of its prompt, the output of the prompt is done."""
         self.metrics = metrics

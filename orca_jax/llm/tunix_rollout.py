@@ -4,7 +4,6 @@ Tunix is imported when `orca_rollout` is called. It is no dependency of this pac
 """
 
 import importlib
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -13,16 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from orca_jax.assembly.weights import rank_of, split_adapters
-from orca_jax.llm.offline import LLM
-from orca_jax.llm.outputs import RequestOutput
+from orca_jax.assembly.weights import rank_of
+from orca_jax.llm.rollout_engine import RolloutEngine, logprobs_of, wants_logprobs
 from orca_jax.values.errors import ConfigError, RequestError
-from orca_jax.values.lora_request import LoRARequest
-from orca_jax.values.request import SamplingParams, candidate_seed
+from orca_jax.values.request import SamplingParams
 
 BASE = "tunix.rl.rollout.base_rollout"
-_ADAPTER = "actor"
-_NO_FILTER = {"top_p": (1.0,), "top_k": (0, -1)}
 
 
 def orca_rollout(
@@ -58,7 +53,7 @@ def rollout_class() -> type[Any]:
     return type("OrcaRollout", (_Rollout, base.BaseRollout), {"output_class": base.RolloutOutput})
 
 
-class _Rollout:
+class _Rollout(RolloutEngine):
     """The methods of `BaseRollout`.
 
     Args:
@@ -90,18 +85,14 @@ class _Rollout:
         mesh: Any = None,
     ) -> None:
         params = {} if rollout_actor is None else nnx.state(rollout_actor, nnx.Param)
-        self._alpha = lora_alpha
-        self._adapter: LoRARequest | None = None
-        if rank := rank_of(params):
-            if lora_alpha is None:
-                message = (
-                    "the actor has adapters: give orca_rollout the lora_alpha of its LoraProvider"
-                )
-                raise ConfigError(message, param="lora_alpha")
-            settings = {"enable_lora": True, "max_lora_rank": rank, **settings}
-        self.llm = LLM(model, **settings)
-        self._filters = filters
-        self._tokenizer = tokenizer
+        super().__init__(
+            model=model,
+            filters=filters,
+            lora_alpha=lora_alpha,
+            rank=rank_of(params),
+            tokenizer=tokenizer,
+            settings=settings,
+        )
         if rollout_actor is not None:
             self.update_params(params)
 
@@ -122,7 +113,7 @@ class _Rollout:
             )
         if isinstance(prompts, str):  # of one agent
             prompts = [prompts]
-        ids = [self._encode(prompt) for prompt in prompts]
+        ids = [self.encode(prompt) for prompt in prompts]
         width = rollout_config.max_prompt_length
         for index, each in enumerate(ids):
             if len(each) > width:
@@ -130,14 +121,14 @@ class _Rollout:
                 raise RequestError(message, param="max_prompt_length")
         with jax.transfer_guard("allow"):
             params = self._params(rollout_config, len(ids))
-            outputs = self.llm.generate(ids, params, use_tqdm=False, lora_request=self._adapter)
+            outputs = self.generate_ids(ids, params)
         texts = [output.outputs[0] for output in outputs]
         pad = self.pad_id()
         logprobs = None
-        if _wants_logprobs(rollout_config):
-            logprobs = [_logprobs(output) for output in outputs]
+        if wants_logprobs(rollout_config):
+            logprobs = [logprobs_of(output) for output in outputs]
         return self.output_class(
-            text=[self._decode(text.token_ids) for text in texts],
+            text=[self.decode(text.token_ids) for text in texts],
             logits=None,
             tokens=[np.array(text.token_ids, np.int32) for text in texts],
             left_padded_prompt_tokens=np.array(
@@ -173,7 +164,7 @@ class _Rollout:
                 rows.append((prompt[begin:].tolist(), completion[:size].tolist()))
             params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
             whole = [prompt + rest for prompt, rest in rows]
-            outputs = self.llm.generate(whole, params, use_tqdm=False, lora_request=self._adapter)
+            outputs = self.generate_ids(whole, params)
             scores = np.zeros(completions.shape, np.float32)
             for index, ((_, rest), output) in enumerate(zip(rows, outputs, strict=True)):
                 known = output.prompt_logprobs or ()
@@ -183,90 +174,8 @@ class _Rollout:
                 ]
             return jnp.asarray(scores)
 
-    def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Replace the weights, the adapter, or both, by those of Tunix's model. Adapters alone leave the weights.
-
-        Raises:
-            CheckpointError: the parameters do not fit; the weights are unchanged.
-            RequestError: the adapter does not fit.
-        """
-        weights, adapter = split_adapters(params)
-        # Tunix forbids transfers in `sync_weights`, and this is one
-        with jax.transfer_guard("allow"):
-            if weights or not adapter:
-                self.llm.update_params(weights)
-            if adapter:
-                assert self._alpha is not None, "the actor had no adapters at the start"
-                self.llm.update_lora(_ADAPTER, adapter, self._alpha)
-                self._adapter = LoRARequest(_ADAPTER)
-
-    def pad_id(self) -> int:
-        """The id of padding."""
-        if self._tokenizer is None:
-            return self.eos_id()
-        return int(self._tokenizer.pad_id())
-
-    def eos_id(self) -> int:
-        """The end token."""
-        if self._tokenizer is not None:
-            return int(self._tokenizer.eos_id())
-        return self.llm._built.model_config.eos_token_ids[0]
-
     def model(self) -> None:
         """None, as for other engines that are not a module of Tunix."""
-
-    def _encode(self, prompt: str) -> list[int]:
-        if self._tokenizer is None:
-            return self.llm.tokenizer.encode(prompt, True)
-        ids = [int(token) for token in self._tokenizer.encode(prompt)]
-        begin = self._tokenizer.bos_id()
-        if begin in (None, 0, *ids[:1]):
-            return ids
-        return [int(begin), *ids]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        if self._tokenizer is None:
-            return self.llm.tokenizer.decode(ids)
-        return str(self._tokenizer.decode(list(ids)))
-
-    def _params(self, config: Any, count: int) -> list[SamplingParams]:
-        """The parameters of each prompt."""
-        fields: dict[str, Any] = {
-            "max_tokens": config.max_tokens_to_generate,
-            "temperature": config.temperature,
-            "stop_token_ids": tuple(config.eos_tokens or (self.eos_id(),)),
-            "ignore_eos": True,
-        }
-        for name in ("top_p", "top_k"):
-            value = getattr(config, name)
-            if value is None:
-                continue
-            if value not in _NO_FILTER[name] and not self._filters:
-                message = (
-                    f"{name} {value} leaves tokens out, and Tunix's trainer computes log probabilities over all "
-                    f"tokens: leave {name} out, or give orca_rollout filters=True"
-                )
-                raise RequestError(message, param=name)
-            fields[name] = value
-        if _wants_logprobs(config):
-            fields["logprobs"] = 0
-        if config.seed is None:
-            return [SamplingParams(**fields)] * count
-        seed = int(np.asarray(config.seed).ravel()[-1])
-        return [
-            SamplingParams(**fields, seed=candidate_seed(seed, index)) for index in range(count)
-        ]
-
-
-def _wants_logprobs(config: Any) -> bool:
-    """True unless the configuration of a later Tunix asks for none."""
-    return bool(getattr(config, "return_logprobs", True))
-
-
-def _logprobs(output: RequestOutput) -> np.ndarray:
-    (completion,) = output.outputs
-    pairs = zip(completion.token_ids, completion.logprobs or (), strict=False)
-    return np.array([one[token_id].logprob for token_id, one in pairs], np.float32)
 
 
 def _used(completion: np.ndarray, pad: int, eos: int) -> int:

@@ -5,13 +5,17 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orca_jax.engine import Engine
+from orca_jax.link.changes.asked import check_pause, check_sleep, check_tags
+from orca_jax.link.changes.pauses import Pauses
+from orca_jax.link.wire import Pause, PauseMode, Resume, Sleep, SleepTag, WakeUp
 from orca_jax.llm.open_requests import OpenCandidate
-from orca_jax.values.errors import EngineError
+from orca_jax.llm.pause_gate import PauseGate
+from orca_jax.values.errors import EngineError, RequestError
 from orca_jax.values.request import RequestUpdate
 
 _MOST_CHANGES = 64  # in a row, while threads wait to run an iteration
@@ -111,10 +115,13 @@ class Turns:
 
     Attributes:
         open: the candidates that have not ended, by the id of the engine's request.
+        pauses: changed in turns only.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.open: dict[str, OpenCandidate] = {}
+        self.pauses = Pauses(engine, lambda _: None)
+        self._gate = PauseGate()
         self._engine = engine
         self._lock = FairLock()
         self._dropped: deque[str] = deque()
@@ -130,8 +137,22 @@ class Turns:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Have the engine alone, without an interruption by Ctrl-C. Raises EngineError, as `check_usable` does."""
-        with interrupt_later(), self._lock, self._usable():
-            yield
+        try:
+            with interrupt_later(), self._lock, self._usable():
+                yield
+        finally:
+            self._gate.look_again()
+
+    @contextlib.contextmanager
+    def entry(self) -> Iterator[None]:
+        """A turn that adds requests, after the end of a pause. Raises EngineError."""
+        pauses = self.pauses
+        while True:
+            self._gate.wait_for(lambda: not pauses.is_on or self._unusable is not None)
+            with self.turn():
+                if not pauses.is_on:
+                    yield
+                    return
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
@@ -149,30 +170,89 @@ class Turns:
         """
         self._dropped.extend(request_ids)
 
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End open requests with the reason "abort"; their callers get what they have."""
+        with self.turn():
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+
     def step(self, is_done: Callable[[], bool] = lambda: False) -> None:
         """Run one iteration if there is work; its updates may belong to any open call.
 
-        Run none if `is_done` becomes true meanwhile, by an iteration of another thread. Any thread may call it.
+        Run none if `is_done` becomes true meanwhile, by an iteration of another thread. Any thread may call it. It
+        waits for the end of a pause that keeps requests.
         """
+        pauses = self.pauses
+        self._gate.wait_for(lambda: not pauses.is_frozen or is_done() or self._unusable is not None)
         with interrupt_later():
             if not self._lock.ask(is_done):
                 return
             with contextlib.ExitStack() as stack:
                 stack.push(self._lock.__exit__)
                 stack.enter_context(self._usable())
-                if self._engine.has_work:
+                if self._engine.has_work and not pauses.is_frozen:
                     self._step()
 
     def update_weights(self, put: Callable[[], None], version: int | None, *, aborts: bool) -> int:
-        """End the open requests, by aborts or by iterations, and replace the weights. Returns their version."""
+        """End the open requests, by aborts or by iterations, and replace the weights. Returns their version.
+
+        Requests that a pause keeps have the new weights from then on.
+        """
         with self.turn():
-            for request_id in self.open if aborts else ():
-                self._engine.abort(request_id)
-            while self._engine.has_work:
-                self._step()
-                self._abort_dropped()
+            if aborts:
+                self._abort_open()
+            if aborts or not self.pauses.is_frozen:
+                self._finish_open()
+            self._take_updates(self._engine.vacate)  # of kept requests
             with self._failing("an update of the weights failed"):
-                return self._engine.update_weights(put, version)
+                version = self._engine.update_weights(put, version)
+            for candidate in self.open.values():
+                candidate.note_weights(version)
+            self.pauses.sleep.take_weights()
+            return version
+
+    def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        """Let new requests wait from now on; return when the pause has begun. Raises RequestError."""
+        check_pause(mode)
+        pauses = self.pauses
+        with self.turn():
+            pauses.begin(0, Pause(mode, clear_cache))
+            if mode == "abort":
+                self._abort_open()
+
+        def is_over() -> bool:
+            return not pauses.is_due or pauses.is_frozen or not self._engine.has_work
+
+        while not is_over():
+            self.step(is_over)
+        with self.turn():
+            if pauses.is_due:
+                pauses.settle()
+
+    def resume(self) -> None:
+        """End the pause. Raises RequestError."""
+        with self.turn():
+            self.pauses.take_change(Resume())
+
+    def sleep(self, level: int, mode: PauseMode) -> None:
+        """Pause, and free the devices; see `link/changes/sleep.py`. Raises RequestError."""
+        pauses = self.pauses
+        check_sleep(level, mode, pauses.sleep.asleep)
+        was_paused = pauses.is_on
+        self.pause(mode, clear_cache=True)
+        try:
+            with self.turn():
+                pauses.take_change(Sleep(level))
+        except RequestError:
+            if not was_paused:
+                self.resume()
+            raise
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """Put weights or pages back; the pause ends when all are there. Raises RequestError."""
+        check_tags(tags)
+        with self.turn():
+            self.pauses.take_change(WakeUp(tuple(tags)))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache between two iterations."""
@@ -184,11 +264,24 @@ class Turns:
         with interrupt_later(), self._lock:
             self._unusable = "it was closed"
             free()
+        self._gate.look_again()
 
     def _step(self) -> None:
+        self._take_updates(self._engine.step)
+
+    def _take_updates(self, run: Callable[[], list[RequestUpdate]]) -> None:
         with self._failing("it failed"):  # the scheduler and the device may no longer agree
-            for update in self._engine.step():
+            for update in run():
                 self._take(update)
+
+    def _finish_open(self) -> None:
+        while self._engine.has_work:
+            self._step()
+            self._abort_dropped()
+
+    def _abort_open(self) -> None:
+        for request_id in self.open:
+            self._engine.abort(request_id)
 
     @contextlib.contextmanager
     def _failing(self, what: str) -> Iterator[None]:

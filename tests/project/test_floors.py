@@ -90,7 +90,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"hub", "orbax_names", "timeline"},
-    "llm": FACTS | {"bundled", "flags", "console", "assembly", "engine", "text"},
+    "llm": FACTS | {"bundled", "flags", "console", "assembly", "engine", "text", "link"},
     "link": FACTS
     | {
         "bundled",

@@ -127,7 +127,7 @@ def test_the_metadata_are_complete(wheel: Path) -> None:
         project["description"],
     )
     assert found.license_expression == "Apache-2.0 AND MIT"
-    assert licences == {"LICENSE", "NOTICE", "marked.LICENSE"}
+    assert licences == {"LICENSE", "NOTICE"}
     assert (
         found.description_content_type == "text/markdown"
         and found.description == (ROOT / "README.md").read_text()

@@ -171,7 +171,7 @@ class Actor(nnx.Module):
 
 def test_updates(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout, seen = make(), list[Any]()
-    monkeypatch.setattr(rollout.llm, "update_params", seen.append)
+    monkeypatch.setattr(rollout.llm, "update_params", lambda tree, version: seen.append(tree))
     rollout.update_params({"w": 1}, (nnx.Param,))
     assert seen == [{"w": 1}] and rollout.model() is None
     assert (rollout.pad_id(), rollout.eos_id()) == (256, 256)
@@ -179,7 +179,7 @@ def test_updates(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_updates_of_adapters_leave_the_weights(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Any]()
-    monkeypatch.setattr(LLM, "update_params", lambda _, tree: seen.append(tree))
+    monkeypatch.setattr(LLM, "update_params", lambda _, tree, version: seen.append(tree))
     engine = partial(tunix_rollout.rollout_class(), model="preset:toy", filters=False, settings={})
     with pytest.raises(ConfigError, match="give orca_rollout the lora_alpha"):
         engine(rollout_actor=Actor(), lora_alpha=None)

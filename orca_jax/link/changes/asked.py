@@ -1,6 +1,6 @@
 """The front end's side of pauses and sleep: calls to the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 from orca_jax.link.calls import EngineCalls, SendCall
@@ -16,6 +16,30 @@ from orca_jax.link.wire import (
 from orca_jax.values.errors import RequestError
 
 SLEEP_TAGS: tuple[SleepTag, ...] = get_args(SleepTag)
+
+
+def check_pause(mode: str) -> None:
+    """Refuse a mode of pauses that does not exist. Raises RequestError."""
+    modes = get_args(PauseMode)
+    if mode not in modes:
+        raise RequestError(f"mode must be one of {', '.join(modes)}, got {mode!r}", "mode")
+
+
+def check_sleep(level: int, mode: str, asleep: Collection[str]) -> None:
+    """Refuse a sleep that cannot begin; `asleep` are the tags of what sleeps. Raises RequestError."""
+    if level not in (1, 2):
+        raise RequestError(f"level must be 1 or 2, got {level!r}", "level")
+    if mode == "keep":
+        raise RequestError("mode must be abort or wait: kept requests need their pages", "mode")
+    if asleep:
+        raise RequestError("the engine sleeps already: wake it up first")
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse tags of a sleep that do not exist. Raises RequestError."""
+    for tag in tags:
+        if tag not in SLEEP_TAGS:
+            raise RequestError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags")
 
 
 class EngineChanges(EngineCalls):
@@ -41,6 +65,7 @@ class EngineChanges(EngineCalls):
 
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Let new calls wait, and return when the pause has begun."""
+        check_pause(mode)
         self.is_paused = True
         await self.ask(Pause(mode, clear_cache))
 
@@ -51,12 +76,7 @@ class EngineChanges(EngineCalls):
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause, and free the devices; see `link/changes/sleep.py`."""
-        if level not in (1, 2):
-            raise RequestError(f"level must be 1 or 2, got {level!r}", "level")
-        if mode == "keep":
-            raise RequestError("mode must be abort or wait: kept requests need their pages", "mode")
-        if self.asleep:
-            raise RequestError("the engine sleeps already: wake it up first")
+        check_sleep(level, mode, self.asleep)
         was_paused = self.is_paused
         await self.pause(mode)
         try:
@@ -69,9 +89,7 @@ class EngineChanges(EngineCalls):
 
     async def wake_up(self, tags: Sequence[SleepTag] = SLEEP_TAGS) -> None:
         """Put weights or pages back; the pause ends when all are there."""
-        for tag in tags:
-            if tag not in SLEEP_TAGS:
-                raise RequestError(f"tags must be of {', '.join(SLEEP_TAGS)}, got {tag!r}", "tags")
+        check_tags(tags)
         await self.ask(WakeUp(tuple(tags)))
         self.note_awake(*tags)
 

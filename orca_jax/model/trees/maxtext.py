@@ -1,7 +1,7 @@
 """Trees of MaxText, as its training and its converters write them: `params/params/decoder/layers/...`.
 
-In the Llama and Mistral models of MaxText, attention does not scale queries: the factor `head_dim ** -0.5` is in the
-weights. With `rope_type` "llama3.1" the neighbours of a head are rotated, otherwise its halves.
+In the Llama, Mistral and Mixtral models of MaxText, attention does not scale queries: the factor `head_dim ** -0.5` is
+in the weights. With `rope_type` "llama3.1" the neighbours of a head are rotated, otherwise its halves.
 """
 
 import logging
@@ -26,8 +26,9 @@ from orca_jax.values.errors import ConfigError
 ANCHOR = ("token_embedder", "embedding")
 """The keys of the embedding."""
 
-_SCALED = ("llama", "mistral")  # families with the scale of queries in the weights
-_FAMILIES = (*_SCALED, "qwen2", "qwen3")
+_SCALED = ("llama", "mistral", "mixtral")  # families with the scale of queries in the weights
+_FAMILIES = (*_SCALED, "qwen2", "qwen3", "qwen3_moe")
+_EXPERTS = {"mixtral": "MoeBlock_0", "qwen3_moe": "moe_block"}  # the keys of their experts
 
 MakeRow = Callable[..., TreeRow]
 
@@ -84,11 +85,9 @@ def table(
         return TreeRow(f"{layers}/{key}", f"blocks.{path}", operations, axis)
 
     is_fused = any(key.endswith("/mlp/wi/kernel") for key in keys)
-    rows = [
-        *_outer(config, options),
-        *_attention(config, options, row),
-        *_mlp(row, is_fused=is_fused),
-    ]
+    experts = _EXPERTS.get(config.family)
+    mlp = _experts(row, experts) if experts else _mlp(row, is_fused=is_fused)
+    rows = [*_outer(config, options), *_attention(config, options, row), *mlp]
     return TreeTable(
         "MaxText",
         (
@@ -162,4 +161,14 @@ def _mlp(row: MakeRow, *, is_fused: bool) -> list[TreeRow]:
         row("mlp/wi_0/kernel", "mlp.gate.kernel"),
         row("mlp/wi_1/kernel", "mlp.up.kernel"),
         down,
+    ]
+
+
+def _experts(row: MakeRow, block: str) -> list[TreeRow]:
+    """The router and the experts, whose axis comes before that of the layers."""
+    return [
+        row(f"{block}/gate/kernel", "mlp.router"),
+        row(f"{block}/wi_0", "mlp.gate"),
+        row(f"{block}/wi_1", "mlp.up"),
+        row(f"{block}/wo", "mlp.down"),
     ]

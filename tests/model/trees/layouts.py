@@ -85,7 +85,7 @@ def maxtext_tree(
     hf, tensors = hf_weights(name)
     heads, kv_heads, embed = hf["num_attention_heads"], hf["num_key_value_heads"], hf["hidden_size"]
     dim = hf.get("head_dim") or embed // heads
-    folds_scale = hf["model_type"] in ("llama", "mistral")
+    folds_scale = hf["model_type"] in ("llama", "mistral", "mixtral")
 
     def kernel(key: str, *shape: int) -> np.ndarray:  # `reshape_kernel`
         return tensors[key].T.reshape(shape)
@@ -112,11 +112,8 @@ def maxtext_tree(
                 f"{at}self_attn.v_proj.weight", embed, kv_heads, dim
             ),
             "self_attention/out/kernel": kernel(f"{at}self_attn.o_proj.weight", heads, dim, embed),
-            "mlp/wo/kernel": tensors[f"{at}mlp.down_proj.weight"].T,
         }
-        gate, up = (tensors[f"{at}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        found |= {"mlp/wi/kernel": np.stack([gate, up], 1)} if fused_mlp else {}
-        found |= {} if fused_mlp else {"mlp/wi_0/kernel": gate, "mlp/wi_1/kernel": up}
+        found |= maxtext_mlp(hf, tensors, at, fused=fused_mlp)
         for part, size in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
             bias, norm = (
                 f"{at}self_attn.{part[0]}_proj.bias",
@@ -152,6 +149,28 @@ def maxtext_tree(
             np.pad(tensors["lm_head.weight"].T, [(0, 0), (0, rows)]),
         )
     return tree
+
+
+def maxtext_mlp(
+    hf: Mapping[str, Any], tensors: Mapping[str, np.ndarray], at: str, *, fused: bool
+) -> dict[str, np.ndarray]:
+    """The MLP of a layer, or its experts, stacked before the layers are."""
+    count = hf.get("num_local_experts")
+    if count is None:
+        gate, up, down = (
+            tensors[f"{at}mlp.{part}_proj.weight"].T for part in ("gate", "up", "down")
+        )
+        if fused:
+            return {"mlp/wi/kernel": np.stack([gate, up], 1), "mlp/wo/kernel": down}
+        return {"mlp/wi_0/kernel": gate, "mlp/wi_1/kernel": up, "mlp/wo/kernel": down}
+    of, block, names = "block_sparse_moe", "MoeBlock_0", ("w1", "w3", "w2")
+    if hf["model_type"] == "qwen3_moe":
+        of, block, names = "mlp", "moe_block", ("gate_proj", "up_proj", "down_proj")
+    found = {f"{block}/gate/kernel": tensors[f"{at}{of}.gate.weight"].T}
+    for key, name in zip(("wi_0", "wi_1", "wo"), names, strict=True):
+        each = [tensors[f"{at}{of}.experts.{number}.{name}.weight"].T for number in range(count)]
+        found[f"{block}/{key}"] = np.stack(each)
+    return found
 
 
 def maxtext_logits(

@@ -60,6 +60,10 @@ def test_the_trees_of_these_tests_are_those_of_maxtext(name: str, pairs: bool) -
         (LLAMA_31, {"pairs": True, "scanned": False}),
         ("qwen2-tied", {"fused_mlp": True}),
         ("qwen3", {"scanned": False}),
+        ("qwen3_moe", {}),
+        ("mixtral", {"scanned": False}),
+        slow("qwen3_moe", {"scanned": False}),
+        slow("mixtral", {}),
         slow(LLAMA, {"scanned": False}),
         slow(LLAMA, {"fused_mlp": True, "scanned": False}),
         slow("mistral-window", {}),
@@ -170,7 +174,7 @@ def test_problems_name_the_keys_of_maxtext(tmp_path: Path) -> None:
 def test_families_without_a_table(tmp_path: Path) -> None:
     directory = directory_with(maxtext_tree(LLAMA_31), "olmo2", tmp_path / "model")
     with pytest.raises(
-        ConfigError, match="families llama, mistral, qwen2, qwen3, not for olmo2"
+        ConfigError, match="families llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, not for"
     ) as caught:
         load_decoder(directory, dtype="float32", mesh=mesh_of(1))
     assert not isinstance(caught.value, CheckpointError)
