@@ -27,7 +27,7 @@ TURN_ON, TURN_OFF = 1.1, 1.03  # expected tokens per second, relative to those w
 SAMPLED = 8  # requests that stand for all in this decision; an index of n-grams costs the host time
 # tokens of an iteration, relative to those without: enough to measure iterations with proposals
 WORTH_A_TRY = 1.5
-TRY_FOR = 4  # iterations
+TRY_FOR = 3  # iterations; the first one has no proposals yet
 TRY_AFTER = 256  # iterations between the first two tries; then twice as many, and so on
 # a try may take longer than iterations without proposals: by so many of them, and by this share of those since the last
 TRY_COST, TRY_SHARE = 2.0, 0.02

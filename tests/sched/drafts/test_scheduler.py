@@ -141,9 +141,9 @@ def test_wrong_proposals_stop_and_are_tried_again() -> None:
 @pytest.mark.parametrize(
     ("longest", "first"),
     [
-        (1.5, range(30)),  # four iterations of 1.5 cost two more: allowed at once
-        (2.0, range(90, 130)),  # four more: two of them are a share of a hundred iterations
-        (9.0, range(0)),  # thirty-two more: not within these answers
+        (1.5, range(30)),  # three iterations of 1.5 cost 1.5 more: allowed at once
+        (2.0, range(45, 80)),  # three more: one of them is a share of fifty iterations
+        (9.0, range(0)),  # twenty-four more: not within these answers
     ],
 )
 def test_a_try_costs_little(longest: float, first: range) -> None:
