@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 
 from lab.pages.markdown import wide_table
 from orca_jax.model.describe import config_from_hf, preset_values
-from orca_jax.tools.plan.accelerators import PeakShares, parse_devices
+from orca_jax.tools.plan.accelerators import (
+    ITL_TARGET_MS,
+    PROMPT_TOKENS,
+    PeakShares,
+    parse_devices,
+)
 from orca_jax.tools.plan.memory import Demand
 from orca_jax.tools.plan.options import Option, choose, options
 from orca_jax.values.config import GPU_MEMORY_UTILIZATION, ModelConfig
@@ -105,9 +110,10 @@ def chosen(deployment: Deployment) -> Option:
     """What `orca-jax plan` with its defaults chooses for a deployment's model and devices."""
     demand = Demand("bfloat16", "bfloat16", GPU_MEMORY_UTILIZATION)
     devices = parse_devices(deployment.devices)
-    found = choose(options(model_of(deployment), devices, demand, 512, PeakShares()), 100.0)
-    assert found is not None, f"{deployment.model} does not fit"
-    return found
+    found = options(model_of(deployment), devices, demand, PROMPT_TOKENS, PeakShares())
+    option = choose(found, ITL_TARGET_MS)
+    assert option is not None, f"{deployment.model} does not fit"
+    return option
 
 
 def block() -> str:

@@ -253,3 +253,12 @@ def check_pooling(params: Sequence[SamplingParams], *, pools: bool) -> None:
         raise RequestError(
             "pooling is an argument of LLM.embed; generate makes texts", param="pooling"
         )
+
+
+@contextlib.contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise a RequestError of this block as a ConfigError: no request is wrong."""
+    try:
+        yield
+    except RequestError as error:
+        raise ConfigError(error.message, error.param) from None

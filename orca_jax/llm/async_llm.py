@@ -21,6 +21,7 @@ from orca_jax.llm.arguments import (
     PromptInput,
     check_same_adapter,
     check_version,
+    config_errors,
     encoded,
     engine_settings,
     plain_prompt,
@@ -428,10 +429,8 @@ def _checked(
 
 async def _changed(change: Awaitable[None]) -> None:
     """Wait for a pause or sleep. Raises ConfigError if it is refused, and EngineError if the engine has ended."""
-    try:
+    with config_errors():
         await _asked(change)
-    except RequestError as error:
-        raise ConfigError(error.message, error.param) from None
 
 
 async def _asked[T](change: Awaitable[T]) -> T:

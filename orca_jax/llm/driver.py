@@ -1,16 +1,14 @@
 """Methods of `LLM` for trainers, by the names of vLLM: new weights, pauses, and sleep."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from orca_jax.assembly.built import Built
 from orca_jax.link.changes.asked import SLEEP_TAGS
 from orca_jax.link.wire import PauseMode, SleepTag
-from orca_jax.llm.arguments import check_version
+from orca_jax.llm.arguments import check_version, config_errors
 from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.turns import Turns
-from orca_jax.values.errors import ConfigError, RequestError
 from orca_jax.values.lora_request import AdapterTree
 
 
@@ -76,12 +74,12 @@ class DrivenLLM:
 
         Arguments and errors are those of `AsyncLLM.pause_generation`. A call of the same thread would wait for ever.
         """
-        with _config_errors():
+        with config_errors():
             self._turns.pause(mode, clear_cache=clear_cache)
 
     def resume_generation(self) -> None:
         """End the pause: calls that waited go on. Raises ConfigError during sleep, and EngineError."""
-        with _config_errors():
+        with config_errors():
             self._turns.resume()
 
     def is_paused(self) -> bool:
@@ -93,7 +91,7 @@ class DrivenLLM:
 
         Arguments and errors are those of `AsyncLLM.sleep`.
         """
-        with _config_errors():
+        with config_errors():
             self._turns.sleep(level, mode)
 
     def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
@@ -103,18 +101,9 @@ class DrivenLLM:
             ConfigError: a tag does not exist, or the weights were dropped.
             EngineError: the engine has failed or was closed.
         """
-        with _config_errors():
+        with config_errors():
             self._turns.wake_up(SLEEP_TAGS if tags is None else tags)
 
     def is_sleeping(self) -> bool:
         """True while weights or pages are not on the devices."""
         return bool(self._turns.pauses.sleep.asleep)
-
-
-@contextmanager
-def _config_errors() -> Iterator[None]:
-    """Raise a RequestError of this block as a ConfigError: no request is wrong."""
-    try:
-        yield
-    except RequestError as error:
-        raise ConfigError(error.message, error.param) from None

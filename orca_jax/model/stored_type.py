@@ -7,6 +7,7 @@ from pathlib import Path
 from orca_jax.helpers.bundled import is_gguf, is_preset
 from orca_jax.helpers.gguf_file.header import read_header as read_gguf
 from orca_jax.model.describe import named_dtype, read_object
+from orca_jax.model.files.folder import MAX_HEADER_BYTES
 from orca_jax.model.files.opened import open_file
 from orca_jax.model.files.safetensors import read_header
 from orca_jax.values.config import DType
@@ -21,7 +22,6 @@ _WIDE = (
     "I32",
     "I64",
 )  # types of tensors in GGUF files that are not quantised
-_MAX_HEADER_BYTES = 32 * 2**20  # as of a loader
 
 
 def stored_dtype(source: str | Path) -> DType | None:
@@ -49,7 +49,7 @@ def _of_tensors(directory: Path) -> DType | None:
         return None
     try:
         with ExitStack() as opened:
-            tensors, _ = read_header(open_file(file, opened), _MAX_HEADER_BYTES)
+            tensors, _ = read_header(open_file(file, opened), MAX_HEADER_BYTES)
             found = [tensor.dtype for tensor in tensors.values()]
     except OSError:
         return None

@@ -282,9 +282,9 @@ def open_files(
     """
     files = Files()
     stored = dict[str, StoredTensor]()
-    for name, keys in folder.names.items():
+    for number, (name, keys) in enumerate(folder.names.items()):
         try:
-            tensors = folder.tensors(name, stack)
+            tensors = folder.tensors(name, number, stack)
         except OSError as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys

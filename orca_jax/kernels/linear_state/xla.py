@@ -49,13 +49,13 @@ def attend(
         tokens = tokens.by_head()
     num_tokens = tokens.q.shape[0]
 
-    def heads_first(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
-        wide = x.astype(jnp.float32).swapaxes(0, 1)
+    def padded(x: Float[Array, "T H *N"]) -> Float[Array, "H P *N"]:
+        wide = _heads_first(x.astype(jnp.float32))
         if not room:
             return wide
         return jnp.pad(wide, ((0, 0), (0, room), *((0, 0),) * (x.ndim - 2)))
 
-    heads = jax.tree.map(heads_first, tokens)
+    heads = jax.tree.map(padded, tokens)
     out, states = (single_tokens or _single_tokens)(heads, states, rows)
     if num_tokens > 1:
         out, states = (chunks or _chunks)(heads, states, rows, out)

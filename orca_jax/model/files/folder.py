@@ -29,7 +29,7 @@ class _Header(NamedTuple):
     tensors: Mapping[str, StoredTensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SafetensorsFolder:
     """The safetensors of a model directory, known from their headers until the model is loaded.
 
@@ -39,7 +39,7 @@ class SafetensorsFolder:
 
     directory: Path
     _headers: dict[str, _Header] = field(default_factory=dict)
-    _header_bytes: list[int] = field(default_factory=list)
+    _used: int = 0  # bytes of the headers that were read
 
     @cached_property
     def names(self) -> Mapping[str, set[str]]:
@@ -54,20 +54,23 @@ class SafetensorsFolder:
             return {SINGLE: set()}
         return _read_index(self.directory)
 
-    def tensors(self, name: str, stack: ExitStack) -> Mapping[str, StoredTensor]:
+    def tensors(self, name: str, number: int, stack: ExitStack) -> Mapping[str, StoredTensor]:
         """Open a file, which the stack closes, and return its tensors by their keys.
+
+        Args:
+            name: one of `names`.
+            number: its place among them.
+            stack: closes the file.
 
         Raises:
             OSError: the file is missing or damaged, has changed since its header was read, or the headers of all files
                 are too long.
         """
-        number = list(self.names).index(name)
         file = open_file(self.directory / name, stack, number)
         known = self._headers.get(name)
         if known is None:
-            room = MAX_HEADER_BYTES - sum(self._header_bytes)
-            tensors, used = read_header(file, room)
-            self._header_bytes.append(used)
+            tensors, used = read_header(file, MAX_HEADER_BYTES - self._used)
+            self._used += used
             self._headers[name] = _Header(file.state, tensors)
             return tensors
         if known.state != file.state:

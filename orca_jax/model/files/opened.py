@@ -3,7 +3,7 @@
 import os
 from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -98,13 +98,12 @@ class LocalFile:
 
 @dataclass(frozen=True, eq=False)
 class BucketFile:
-    """An object of a bucket, in the version of its view. Its header is requested once."""
+    """An object of a bucket, in the version of its view."""
 
     number: int
     bucket: Bucket
     key: str
     generation: str
-    _parts: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     @property
     def size(self) -> None:
@@ -123,10 +122,7 @@ class BucketFile:
 
     def read(self, begin: int, length: int) -> bytes:
         """Return a part of the header. Raises BucketError, also if the object ends before."""
-        part = (begin, begin + length)
-        if part not in self._parts:
-            self._parts[part] = self.bucket.read(self.key, self.generation, *part)
-        return self._parts[part]
+        return self.bucket.read(self.key, self.generation, begin, begin + length)
 
     def read_into(self, begin: int, values: np.ndarray) -> None:
         """Fill a contiguous array, some requests at a time."""

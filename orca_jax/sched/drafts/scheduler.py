@@ -29,8 +29,9 @@ SAMPLED = 8  # requests that stand for all in this decision; an index of n-grams
 WORTH_A_TRY = 1.5
 TRY_FOR = 3  # iterations; the first one has no proposals yet
 TRY_AFTER = 256  # iterations between the first two tries; then twice as many, and so on
-# a try may take longer than iterations without proposals: by so many of them, and by this share of those since the last
-TRY_COST, TRY_SHARE = 2.0, 0.02
+# a try may take longer than iterations without proposals: by so many of them,
+TRY_COST = 2.0
+TRY_SHARE = 0.02  # and by this share of those since the last try
 # iterations after which it is off for a moment, to measure iterations without it
 MEASURE_EVERY = 256
 

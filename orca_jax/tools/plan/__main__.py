@@ -27,6 +27,8 @@ from orca_jax.flags import (
 from orca_jax.helpers.console import lasting_output
 from orca_jax.tools.plan.accelerators import (
     ACCELERATORS,
+    ITL_TARGET_MS,
+    PROMPT_TOKENS,
     Accelerator,
     Devices,
     PeakShares,
@@ -109,15 +111,15 @@ def make_parser() -> FlagParser:
     made.add_argument(
         "--prompt",
         type=human_int,
-        default=512,
+        default=PROMPT_TOKENS,
         metavar="N",
-        help="tokens of the timed prompt (default: 512)",
+        help=f"tokens of the timed prompt (default: {PROMPT_TOKENS})",
     )
     _add_memory(made)
     add_number(
         made,
         "--itl-target-ms",
-        100.0,
+        ITL_TARGET_MS,
         "most milliseconds between tokens of a request, for the choice of a split",
         metavar="X",
     )

@@ -112,6 +112,10 @@ def parse_memory(text: str) -> float:
     return float(match[1]) * (GIB if match[2] == "GiB" else 1e9)
 
 
+PROMPT_TOKENS = 512  # of the timed prompt, if none is given
+ITL_TARGET_MS = 100.0  # most between tokens of a request, likewise
+
+
 class PeakShares(NamedTuple):
     """Shares of the peak rates that an engine reaches."""
 
